@@ -1,0 +1,63 @@
+# Every target installs what it needs into .venv first; with nothing changed that costs a few
+# milliseconds, because a stamp file newer than pyproject.toml says it is done.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+VENV_READY := $(VENV)/.stamp-venv
+RUNTIME := $(VENV)/.stamp-runtime
+DEV := $(VENV)/.stamp-dev
+
+.PHONY: help serve test test-exhaustive bench lint clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+serve: $(RUNTIME) ## run the server here (settings: docs/configuration.md)
+	$(BIN)/topicsd serve
+
+test: lint ## lint, types, and all tests but the long ones
+	$(BIN)/python -m pytest -m "not exhaustive"
+
+test-exhaustive: $(DEV) ## the long matrices; prints the number of crash points
+	$(BIN)/python -m pytest -m exhaustive -s --timeout 0 --hypothesis-profile=exhaustive
+
+bench: $(DEV) ## measure the engine
+	$(BIN)/python -m perf.engine
+
+lint: $(DEV) ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy --strict
+
+clean: ## remove caches and build products; keeps .venv and all data
+	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -path ./$(VENV) -prune -o -type d -name __pycache__ -exec rm -rf {} +
+
+# The checks come first because their own failures are cryptic: an old Python fails deep inside pip,
+# and Debian's python3 has a venv module that only fails once it looks for ensurepip.
+$(VENV_READY):
+	@command -v $(PYTHON) >/dev/null 2>&1 || { \
+	  echo "topicsd needs Python 3.11 or newer, and there is no $(PYTHON) here." >&2; \
+	  echo "Debian, Ubuntu: sudo apt install python3 python3-venv   (or: make PYTHON=/path/to/python3.11)" >&2; \
+	  exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "topicsd needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V 2>&1)." >&2; \
+	  echo "Install a newer one (Debian 12, Ubuntu 24.04: sudo apt install python3 python3-venv)" >&2; \
+	  echo "or name it: make PYTHON=/path/to/python3.11" >&2; \
+	  exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
+	  echo "$(PYTHON) cannot create virtual environments: its venv or ensurepip module is missing." >&2; \
+	  echo "Debian, Ubuntu: sudo apt install python3-venv" >&2; \
+	  exit 1; }
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(RUNTIME): pyproject.toml | $(VENV_READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+# Also fulfils the runtime stamp, so that `make serve` after `make test` installs nothing.
+$(DEV): pyproject.toml | $(VENV_READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@ $(RUNTIME)

@@ -1,0 +1,134 @@
+"""Paths to handlers. The table is built once; a request costs two dictionary lookups.
+
+A path is split at its slashes first and percent-decoded after, once, segment by segment: an encoded slash
+is part of a name (and then refused by the grammar of names), never a separator. Empty segments match nothing,
+so a trailing slash is 404.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+from urllib.parse import unquote_to_bytes
+
+from gateway.core.auth import Access
+from shared.errors import InvalidRequest, MethodNotAllowed, NotFound
+
+H = TypeVar("H", bound=Callable[..., None])
+
+_BAD_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
+_NAME = ":name"
+_MAX_PARAMETERS = 64
+
+Query = dict[str, list[str]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)  # compared by identity: it is a key of the request counters
+class Route(Generic[H]):
+    """`path` has at most one `:name` segment, the third: `/v0/topics/:name/diff`."""
+
+    method: str
+    path: str
+    handler: H
+    access: Access
+    sse: bool = False  # its GET accepts ?token=, because EventSource cannot send headers
+
+    @property
+    def named(self) -> bool:
+        return _NAME in self.path
+
+
+class Router(Generic[H]):
+    def __init__(self, routes: Iterable[Route[H]]) -> None:
+        self.routes = tuple(routes)
+        self._by_shape: dict[tuple[str, ...], dict[str, Route[H]]] = {}
+        for route in self.routes:
+            shape = tuple(route.path.split("/")[1:])
+            assert _NAME not in shape or shape.index(_NAME) == 2, "names are looked for in the third segment"
+            methods = self._by_shape.setdefault(shape, {})
+            assert route.method not in methods, "a route is listed twice"
+            methods[route.method] = route
+
+    def resolve(self, method: str, path: str) -> tuple[Route[H], str]:
+        """The route, and the decoded name in the path (not validated; empty if the route has none)."""
+        segments = path.split("/")
+        if "%" in path:
+            segments = [decode_component(segment) for segment in segments]
+        if segments[0] or "" in segments[1:] or len(segments) > 6:
+            raise NotFound()
+        name = ""
+        methods = self._by_shape.get(tuple(segments[1:]))
+        if methods is None and len(segments) > 3:
+            name, segments[3] = segments[3], _NAME
+            methods = self._by_shape.get(tuple(segments[1:]))
+        if methods is None:
+            raise NotFound()
+        route = methods.get(method)
+        if route is None:
+            raise MethodNotAllowed(allow=_allowed(methods))
+        return route, name
+
+
+def _allowed(methods: Iterable[str]) -> list[str]:
+    allowed = set(methods)
+    if "GET" in allowed:
+        allowed.add("HEAD")  # answered by the lanes from GET
+    return sorted(allowed)
+
+
+def decode_component(text: str, *, plus: bool = False) -> str:
+    """Percent-decode once; what is not a valid escape or not UTF-8 is refused rather than guessed."""
+    if plus:
+        text = text.replace("+", " ")
+    if "%" not in text:
+        return text
+    if _BAD_PERCENT.search(text):
+        raise InvalidRequest("the URL has an invalid percent escape")
+    try:
+        return unquote_to_bytes(text.encode("utf-8", "surrogateescape")).decode("utf-8")
+    except UnicodeDecodeError as err:
+        raise InvalidRequest("the URL is not UTF-8") from err
+
+
+def parse_query(query: str) -> Query:
+    """Parameters in order; a name may be repeated."""
+    found: Query = {}
+    if not query:
+        return found
+    pairs = query.split("&", _MAX_PARAMETERS)
+    if len(pairs) > _MAX_PARAMETERS:
+        raise InvalidRequest("the query has too many parameters")
+    for pair in pairs:
+        if pair:
+            name, _, value = pair.partition("=")
+            found.setdefault(decode_component(name, plus=True), []).append(decode_component(value, plus=True))
+    return found
+
+
+def text_parameter(query: Query, name: str, default: str = "") -> str:
+    """The last value counts, as with duplicate keys in JSON."""
+    values = query.get(name)
+    return values[-1] if values else default
+
+
+def flag_parameter(query: Query, name: str, *, default: bool) -> bool:
+    if name not in query:
+        return default
+    value = query[name][-1].lower()
+    if value in ("true", "1"):
+        return True
+    if value in ("false", "0"):
+        return False
+    raise InvalidRequest(f"{name} must be true or false", detail={"parameter": name})
+
+
+def number_parameter(query: Query, name: str) -> int | None:
+    """An unsigned number, None if it is not given."""
+    if name not in query:
+        return None
+    value = query[name][-1]
+    if not (value.isascii() and value.isdecimal()) or len(value) > 20:
+        raise InvalidRequest(f"{name} must be an unsigned number", detail={"parameter": name})
+    return int(value)

@@ -1,0 +1,166 @@
+"""One HTTP exchange, seen without its transport: what a lane hands to the API and gets back.
+
+Both lanes build an `Exchange` per request and pass it to `Api.handle`. The API calls `respond` or
+`respond_stream` exactly once, at once or in a later turn; the lane turns the answer into bytes of
+its own protocol. Nothing behind this line knows whether it serves HTTP/1.1, HTTP/2 or a test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Bytes of an open file; the descriptor stays valid until the response is sent or dropped."""
+
+    fd: int
+    offset: int
+    length: int
+
+
+@dataclass(slots=True)
+class Response:
+    """A complete answer. The body is `body`, then all extents, then `tail`.
+
+    `headers` leaves out Content-Length, Date, Connection and Transfer-Encoding: those belong to the lane.
+    """
+
+    status: int
+    body: bytes = b""
+    content_type: str = "application/json"
+    headers: Sequence[tuple[str, str]] = ()
+    extents: Sequence[Extent] = ()
+    tail: bytes = b""
+    release: Callable[[], None] | None = None  # called once when the extents are sent or dropped
+
+    def content_length(self) -> int:
+        return len(self.body) + sum(e.length for e in self.extents) + len(self.tail)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamHead:
+    """The start of an open-ended answer; `headers` as in `Response`."""
+
+    status: int = 200
+    content_type: str = "text/event-stream; charset=utf-8"
+    headers: Sequence[tuple[str, str]] = ()
+
+
+class Frame:
+    """A piece of a stream, built once and pushed to any number of streams."""
+
+    __slots__ = ("_chunk", "data")
+
+    def __init__(self, data: bytes) -> None:
+        assert data, "an empty chunk would end a chunked body"
+        self.data = data
+        self._chunk: bytes | None = None
+
+    @property
+    def chunk(self) -> bytes:
+        """The data as one chunk of a chunked body, encoded on first use and then shared."""
+        if self._chunk is None:
+            self._chunk = b"%x\r\n%b\r\n" % (len(self.data), self.data)
+        return self._chunk
+
+
+class Stream(Protocol):
+    """An open-ended answer. It holds at most one unsent frame, so its memory is bounded by the producer's."""
+
+    gone: bool  # the client has vanished or the stream has ended: pushing is pointless
+
+    def push(self, frame: Frame) -> bool:
+        """Send without blocking. False: not taken, because earlier bytes are still unsent (or it is gone)."""
+
+    def end(self, last: Frame | None = None) -> None:
+        """Finish the body, after `last` if given, which is always taken."""
+
+    def on_writable(self, callback: Callable[[], None]) -> None:
+        """Call `callback` each time a `push` that was refused would be taken again. It replaces the last."""
+
+    def on_gone(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once when the client vanishes before `end`; at once if it has already."""
+
+
+class Exchange(Protocol):
+    """One request, complete (headers and body read, transfer coding removed, limits checked)."""
+
+    method: str  # upper case; a HEAD request arrives as GET and the lane drops the body
+    path: str  # raw, still percent-encoded, without the query
+    query: str  # raw, without "?"; empty if there is none
+    headers: Mapping[str, str]  # lower-case names; repeated ones joined by ", "; read-only, shared
+    body: bytes  # as sent: Content-Encoding is the API's business
+    extents_allowed: bool  # may the response carry extents
+    started: float  # time.perf_counter() when its first byte was read
+    peer: str  # for logs
+    gone: bool  # set by the lane when the client has vanished: the answer will be dropped
+    half_closed: bool  # the client sends no more. It may still read, or be gone: hand it no lease late
+
+    def respond(self, response: Response) -> None: ...
+    def respond_stream(self, head: StreamHead) -> Stream: ...
+    def on_gone(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once if the client vanishes before the response was given."""
+
+
+@dataclass(slots=True)
+class RecordedStream:
+    """A stream without a connection: always writable until `blocked` is set."""
+
+    head: StreamHead
+    frames: list[bytes] = field(default_factory=list)
+    gone: bool = False
+    blocked: bool = False
+    ended: bool = False
+    writable_callback: Callable[[], None] | None = None
+    gone_callbacks: list[Callable[[], None]] = field(default_factory=list)
+
+    def push(self, frame: Frame) -> bool:
+        if self.gone or self.blocked or self.ended:
+            return False
+        self.frames.append(frame.data)
+        return True
+
+    def end(self, last: Frame | None = None) -> None:
+        if last is not None and not self.gone:
+            self.frames.append(last.data)
+        self.ended = True
+        self.gone = True
+
+    def on_writable(self, callback: Callable[[], None]) -> None:
+        self.writable_callback = callback
+
+    def on_gone(self, callback: Callable[[], None]) -> None:
+        self.gone_callbacks.append(callback)
+
+
+@dataclass(slots=True)
+class RecordedExchange:
+    """An exchange without a connection, for tests and for in-process calls."""
+
+    method: str
+    path: str
+    query: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    extents_allowed: bool = False
+    started: float = 0.0
+    peer: str = "test"
+    gone: bool = False
+    half_closed: bool = False
+    response: Response | None = None
+    stream: RecordedStream | None = None
+
+    def respond(self, response: Response) -> None:
+        assert self.response is None and self.stream is None, "an exchange is answered once"
+        self.response = response
+
+    def respond_stream(self, head: StreamHead) -> Stream:
+        assert self.response is None and self.stream is None, "an exchange is answered once"
+        self.stream = RecordedStream(head)
+        return self.stream
+
+    def on_gone(self, callback: Callable[[], None]) -> None:
+        return None

@@ -1,0 +1,75 @@
+"""What one connection may cost, and how long it may take. Every bound has a defined answer beyond it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from shared.limits import KiB, MiB
+
+MAX_HEAD_BYTES: Final = 64 * KiB
+"""Request line and headers together; more is 431."""
+
+MAX_TARGET_BYTES: Final = 8 * KiB
+"""The request target; more is 414."""
+
+MAX_HEADER_FIELDS: Final = 128
+"""Header lines of one request; more is 431. Keeps the cost of parsing 64 KiB of tiny lines small."""
+
+MAX_CHUNK_LINE_BYTES: Final = 4 * KiB
+"""One chunk-size line with its extensions, or all trailers of one body; more is 400."""
+
+CHUNKS_FREE: Final = 4096
+MIN_MEAN_CHUNK_BYTES: Final = 16
+"""A chunked body of more than CHUNKS_FREE chunks whose mean size is below this is 400: each chunk costs
+far more to decode than its few bytes cost to send."""
+
+MAX_PIPELINED: Final = 64
+"""Requests of one connection without a sent answer; beyond it nothing more is parsed or read."""
+
+MAX_UNSENT_BYTES: Final = 1 * MiB
+"""Output one connection may hold unsent before its next request waits."""
+
+RECV_BYTES: Final = 64 * KiB
+"""Bytes taken from a socket at once."""
+
+RECV_BODY_BYTES: Final = 1 * MiB
+"""Bytes taken at once while a large body is on its way."""
+
+PUMP_BYTES: Final = 4 * MiB
+"""Output one connection may send in one turn, so that a fast reader of a large answer lets others in."""
+
+JOIN_BYTES: Final = 32 * KiB
+"""Up to this size a body is copied behind its header and sent in one call; beyond, `sendmsg` is cheaper."""
+
+LINGER_BYTES: Final = 4 * MiB
+"""Input thrown away after a refusal before the socket is closed: closing with unread input would reset
+the connection, and the client might never see why."""
+
+MAX_ACCEPTS_PER_TURN: Final = 128
+"""Connections accepted before the ones that already have work get their turn."""
+
+MAX_FULL_LANE_CONNECTIONS: Final = 2000
+"""Connections on the full lane, each of which costs several tasks; beyond it 503."""
+
+HEAD_MEMO_ENTRIES: Final = 2048
+"""Header sections remembered per generation (there are two)."""
+
+HEAD_MEMO_MAX_BYTES: Final = 2 * KiB
+"""A longer header section is parsed each time."""
+
+STREAM_STALL_FACTOR: Final = 2
+"""A stalled stream is cut after this many write timeouts: its producer acts first and says goodbye."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EdgeOptions:
+    """The edge's settings. All times in milliseconds."""
+
+    max_body_bytes: int = 64 * MiB
+    request_timeout_ms: int = 30_000  # for one whole request, headers and body
+    keepalive_timeout_ms: int = 75_000  # between two requests
+    write_timeout_ms: int = 30_000  # without a single byte of progress
+    linger_ms: int = 2_000  # for a refused client to read its answer
+    tick_ms: int = 500  # how often deadlines are checked and a paused accept is retried
+    backlog: int = 1024

@@ -1,0 +1,161 @@
+"""The head of a request: version, header fields, and what they say about framing.
+
+httptools (llhttp in strict mode) is the authority on the syntax; the rules it leaves open (Host,
+Expect, transfer codings other than chunked, how many fields) are checked here. What a header section
+means depends on neither the method nor the target, and a client sends the same section over and over,
+so the outcome is remembered by the section's bytes: a repeated one costs one dictionary lookup instead
+of a callback per field.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import httptools
+
+from gateway.fast_lane.bounds import (
+    HEAD_MEMO_ENTRIES,
+    HEAD_MEMO_MAX_BYTES,
+    MAX_HEADER_FIELDS,
+    MAX_TARGET_BYTES,
+)
+from gateway.fast_lane.refusals import Refusal, bad_request
+
+# Known ones are looked up; any other well-formed method reaches the API, which answers 405.
+METHODS = {m.encode(): m for m in ("GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH")}
+_METHOD = re.compile(rb"[A-Z]{1,20}")
+# Visible ASCII. A fragment never belongs in a request, and what one parser takes as part of the path
+# another would cut off.
+_TARGET = re.compile(r"[!-\"$-~]+")
+_ABSOLUTE = re.compile(r"[Hh][Tt][Tt][Pp][Ss]?://([^/?]+)([^?]*)(?:\?(.*))?")
+_SINGLETONS = frozenset({"host", "content-length", "transfer-encoding"})
+
+
+class HeaderSection:
+    """Everything after the target: the version and the header fields, understood and checked."""
+
+    __slots__ = (
+        "chunked",
+        "content_length",
+        "expects_continue",
+        "headers",
+        "http10",
+        "keep_alive",
+        "websocket",
+    )
+
+    def __init__(self, headers: dict[str, str], *, http10: bool) -> None:
+        connection = _tokens(headers.get("connection", ""))
+        self.headers: Mapping[str, str] = MappingProxyType(headers)
+        self.http10 = http10
+        self.keep_alive = "keep-alive" in connection if http10 else "close" not in connection
+        self.content_length = int(headers.get("content-length", "0"))
+        self.chunked = "transfer-encoding" in headers
+        self.expects_continue = not http10 and headers.get("expect", "").lower() == "100-continue"
+        self.websocket = "upgrade" in connection and "websocket" in _tokens(headers.get("upgrade", ""))
+
+
+class HeadParser:
+    """Parses header sections, remembering recent ones in two generations (a cheap bounded LRU)."""
+
+    __slots__ = ("_new", "_old")
+
+    def __init__(self) -> None:
+        self._new: dict[bytes, HeaderSection] = {}
+        self._old: dict[bytes, HeaderSection] = {}
+
+    def section(self, raw: bytes) -> HeaderSection:
+        """`raw` runs from the version to the last header, without the final CRLF of either."""
+        found = self._new.get(raw)
+        if found is not None:
+            return found
+        found = self._old.get(raw) or parse_section(raw)
+        if len(raw) <= HEAD_MEMO_MAX_BYTES:
+            if len(self._new) >= HEAD_MEMO_ENTRIES:
+                self._old = self._new
+                self._new = {}
+            self._new[raw] = found
+        return found
+
+
+class _Fields:
+    """Callback target of httptools."""
+
+    __slots__ = ("headers", "refusal")
+
+    def __init__(self) -> None:
+        self.headers: dict[str, str] = {}
+        self.refusal: Refusal | None = None
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        headers = self.headers
+        key = name.decode("latin-1").lower()
+        text = value.decode("latin-1").strip(" \t")
+        if key in headers:
+            if key in _SINGLETONS:
+                self.refusal = bad_request(f"more than one {key} header")
+            text = f"{headers[key]}, {text}"
+        headers[key] = text
+
+
+def parse_section(raw: bytes) -> HeaderSection:
+    version, _, lines = raw.partition(b"\r\n")
+    if version not in (b"HTTP/1.1", b"HTTP/1.0"):
+        raise bad_request("not an HTTP/1.1 request")
+    if lines.count(b"\r\n") >= MAX_HEADER_FIELDS:
+        raise bad_request(f"more than {MAX_HEADER_FIELDS} header fields", status=431)
+    fields = _Fields()
+    try:
+        httptools.HttpRequestParser(fields).feed_data(b"GET / " + raw + b"\r\n\r\n")
+    except httptools.HttpParserUpgrade:
+        pass  # the caller decides what to do about an upgrade
+    except httptools.HttpParserError as err:
+        raise bad_request(f"malformed header: {err}") from None
+    if fields.refusal is not None:
+        raise fields.refusal
+    headers = fields.headers
+    http10 = version == b"HTTP/1.0"
+    if not http10 and not headers.get("host"):
+        raise bad_request("an HTTP/1.1 request needs a Host header")
+    if "transfer-encoding" in headers and (http10 or headers["transfer-encoding"].lower() != "chunked"):
+        raise bad_request("the only transfer coding understood is chunked, on HTTP/1.1")
+    if headers.get("expect", "100-continue").lower() != "100-continue" and not http10:
+        raise bad_request("the only expectation understood is 100-continue", status=417)
+    return HeaderSection(headers, http10=http10)
+
+
+def parse_method(raw: bytes) -> str:
+    if _METHOD.fullmatch(raw) is None:
+        raise bad_request("malformed method")
+    return raw.decode("ascii")
+
+
+def parse_target(target: str) -> tuple[str, str, str | None]:
+    """Path, query, and the authority if the target is in absolute form."""
+    check_target(target)
+    if target.startswith("/"):
+        path, _, query = target.partition("?")
+        return path, query, None
+    absolute = _ABSOLUTE.fullmatch(target)
+    if absolute is None:
+        raise bad_request("the target must be a path or an absolute http URL")
+    return absolute[2] or "/", absolute[3] or "", absolute[1]
+
+
+def check_target(target: str) -> None:
+    """The characters and the length of a target, also of one that came by HTTP/2."""
+    if len(target) > MAX_TARGET_BYTES:
+        raise bad_request(f"the URL is longer than {MAX_TARGET_BYTES} bytes", status=414)
+    if _TARGET.fullmatch(target) is None:
+        raise bad_request("the URL holds characters that must be percent-encoded")
+
+
+def is_api_path(path: str) -> bool:
+    """May the fast lane serve this path?"""
+    return path.startswith("/v0/") or path in ("/v0", "/healthz", "/readyz")
+
+
+def _tokens(value: str) -> frozenset[str]:
+    return frozenset(token.strip(" \t").lower() for token in value.split(","))

@@ -1,0 +1,71 @@
+"""Status lines and headers of answers, prebuilt as far as they repeat.
+
+`HeadCache.prefix` is the hot path: everything up to the value of Content-Length, kept per status and
+content type and rebuilt when the second changes (for the Date header).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from email.utils import formatdate
+from http import HTTPStatus
+from typing import Final
+
+CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+LAST_CHUNK: Final = b"0\r\n\r\n"
+BODYLESS: Final = frozenset({100, 101, 204, 304})
+_REASONS: Final = {status.value: status.phrase for status in HTTPStatus}
+
+
+class HeadCache:
+    __slots__ = ("_date", "_prefixes", "_second")
+
+    def __init__(self) -> None:
+        self._second = -1
+        self._date = ""
+        self._prefixes: dict[tuple[int, str], bytes] = {}
+
+    def set_second(self, second: int) -> None:
+        if second != self._second:
+            self._second = second
+            self._date = formatdate(second, usegmt=True)
+            self._prefixes.clear()
+
+    def prefix(self, status: int, content_type: str) -> bytes:
+        """To be followed by the length of the body, an empty line and the body."""
+        key = (status, content_type)
+        found = self._prefixes.get(key)
+        if found is None:
+            found = self._prefixes[key] = (self._start(status, content_type) + "Content-Length: ").encode(
+                "latin-1"
+            )
+        return found
+
+    def full(
+        self,
+        status: int,
+        content_type: str,
+        headers: Sequence[tuple[str, str]],
+        *,
+        length: int | None,
+        connection: str | None,
+    ) -> bytes:
+        """A whole head. `length` None: the body is chunked, or ends with the connection."""
+        lines = [self._start(status, content_type)]
+        for name, value in headers:
+            # What we write here comes from our own code, but a value may quote a request.
+            assert not any(c in "\r\n\0" for c in name + value), "a header must be one line"
+            lines.append(f"{name}: {value}\r\n")
+        if length is None:
+            if connection != "close":
+                lines.append("Transfer-Encoding: chunked\r\n")
+        elif status not in BODYLESS:
+            lines.append(f"Content-Length: {length}\r\n")
+        if connection is not None:
+            lines.append(f"Connection: {connection}\r\n")
+        lines.append("\r\n")
+        return "".join(lines).encode("latin-1")
+
+    def _start(self, status: int, content_type: str) -> str:
+        reason = _REASONS.get(status, "")
+        return f"HTTP/1.1 {status} {reason}\r\nContent-Type: {content_type}\r\nDate: {self._date}\r\n"

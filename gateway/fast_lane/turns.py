@@ -1,0 +1,111 @@
+"""A private epoll set behind a single trio task: everything that is ready is handled in one turn.
+
+trio's own wait costs an `epoll_ctl` and a task switch per socket and wake-up. Here the sockets are
+registered once, and trio waits only for the set's own descriptor. A turn takes all that is ready,
+calls the handlers, and then runs `end_of_turn` once, which is where gathered work goes out.
+"""
+
+from __future__ import annotations
+
+import logging
+import select
+import time
+from collections.abc import Callable
+
+import trio
+
+log = logging.getLogger(__name__)
+
+_MAX_EVENTS = 1024
+_TURNS_PER_WAKE = 4  # before trio's other tasks get their chance
+
+
+class TurnLoop:
+    """Register descriptors from anywhere in the process; handlers must not block."""
+
+    def __init__(self, end_of_turn: Callable[[], None], contain: Callable[[int], bool]) -> None:
+        """`contain` ends what a failed handler was about, and says False if it does not know it."""
+        self._epoll = select.epoll()
+        self._handlers: dict[int, Callable[[int], None]] = {}
+        self._end_of_turn = end_of_turn
+        self._contain = contain
+        self.in_turn = False
+        self.now = time.perf_counter()
+
+    def register(self, fd: int, mask: int, handler: Callable[[int], None]) -> None:
+        self._handlers[fd] = handler
+        self._epoll.register(fd, mask)
+
+    def modify(self, fd: int, mask: int) -> None:
+        self._epoll.modify(fd, mask)
+
+    def is_registered(self, fd: int, handler: Callable[[int], None]) -> bool:
+        return self._handlers.get(fd) is handler
+
+    def unregister(self, fd: int) -> None:
+        del self._handlers[fd]
+        self._epoll.unregister(fd)
+
+    def forget(self, fd: int) -> None:
+        """For a descriptor that is about to be closed: closing takes it out of the set."""
+        del self._handlers[fd]
+
+    async def run(self) -> None:
+        fd = self._epoll.fileno()
+        poll = self._epoll.poll
+        while True:
+            await trio.lowlevel.wait_readable(fd)
+            for _ in range(_TURNS_PER_WAKE):
+                events = poll(0, _MAX_EVENTS)
+                if not events:
+                    break
+                self._turn(events)
+
+    def close(self) -> None:
+        self._epoll.close()
+
+    def _turn(self, events: list[tuple[int, int]]) -> None:
+        self.now = time.perf_counter()
+        self.in_turn = True
+        handlers = self._handlers
+        try:
+            for fd, mask in events:
+                handler = handlers.get(fd)
+                if handler is None:
+                    continue  # an earlier handler of this turn has closed it
+                try:
+                    handler(mask)
+                except Exception:
+                    # A bug, met by one descriptor: it must not take the others down with it.
+                    log.exception("edge.handler_failed", extra={"fd": fd})
+                    if not self._contain(fd):
+                        raise
+            self._end_of_turn()
+        finally:
+            self.in_turn = False
+
+
+class TurnPoller:
+    """The `Poller` a shard link wants, in the same set and the same turns as the clients' sockets.
+
+    An answer that a link reads is then sent in that very turn, and requests go out with the turn's flush.
+    """
+
+    def __init__(self, turns: TurnLoop) -> None:
+        self._turns = turns
+
+    def register(self, fd: int, on_readable: Callable[[], None], on_writable: Callable[[], None]) -> None:
+        def handler(mask: int) -> None:
+            if mask & ~select.EPOLLOUT:
+                on_readable()
+            # Reading may have ended the link.
+            if mask & select.EPOLLOUT and self._turns.is_registered(fd, handler):
+                on_writable()
+
+        self._turns.register(fd, select.EPOLLIN, handler)
+
+    def want_writable(self, fd: int, wanted: bool) -> None:
+        self._turns.modify(fd, select.EPOLLIN | select.EPOLLOUT if wanted else select.EPOLLIN)
+
+    def unregister(self, fd: int) -> None:
+        self._turns.unregister(fd)

@@ -1,0 +1,145 @@
+"""The exchange and the stream of one API call that arrived by ASGI."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, MutableMapping
+from types import MappingProxyType
+from typing import Any
+
+import trio
+
+from gateway.exchange import Frame, Response, Stream, StreamHead
+
+# The ASGI boundary is untyped by nature: scopes and messages are dictionaries.
+Scope = MutableMapping[str, Any]
+
+
+class AsgiStream:
+    """The `Stream` of one HTTP/2 answer: at most one frame waits while another is being sent."""
+
+    def __init__(self, head: StreamHead, *, head_only: bool) -> None:
+        self._frames: list[bytes] = []
+        self._wake = trio.Event()
+        self._refused = False
+        self._ended = False
+        self._writable: Callable[[], None] | None = None
+        self._gone_callbacks: list[Callable[[], None]] = []
+        self.head = head
+        self.gone = head_only
+
+    def push(self, frame: Frame) -> bool:
+        if self.gone or self._frames:
+            self._refused = True
+            return False
+        self._frames.append(frame.data)
+        self._wake.set()
+        return True
+
+    def end(self, last: Frame | None = None) -> None:
+        if not self.gone:
+            if last is not None:
+                self._frames.append(last.data)
+            self._ended = self.gone = True
+            self._gone_callbacks.clear()
+            self._wake.set()
+
+    def on_writable(self, callback: Callable[[], None]) -> None:
+        self._writable = callback
+
+    def on_gone(self, callback: Callable[[], None]) -> None:
+        if not self.gone:
+            self._gone_callbacks.append(callback)
+        elif not self._ended:
+            callback()
+
+    def lose(self) -> None:
+        if not self.gone:
+            self.gone = True
+            callbacks, self._gone_callbacks = self._gone_callbacks, []
+            for callback in callbacks:
+                callback()
+
+    async def next_frame(self) -> bytes | None:
+        """The next frame to send; None at the end. Asking for it means that the one before has left."""
+        if self._refused and not self._frames and self._writable is not None and not self.gone:
+            self._refused = False
+            self._writable()
+        while not self._frames:
+            if self.gone:
+                return None
+            self._wake = trio.Event()
+            await self._wake.wait()
+        return self._frames.pop(0)
+
+
+class AsgiExchange:
+    """One API call over ASGI."""
+
+    extents_allowed = False
+
+    def __init__(self, scope: Scope, started: float) -> None:
+        method = str(scope["method"])
+        client = scope.get("client")
+        self.method = "GET" if method == "HEAD" else method
+        self.head_only = method == "HEAD"
+        self.path = bytes(scope["raw_path"]).decode("latin-1")
+        self.query = bytes(scope["query_string"]).decode("latin-1")
+        self.headers: Mapping[str, str] = MappingProxyType(_headers(scope))
+        self.body = b""
+        self.started = started
+        self.peer = f"{client[0]}:{client[1]}" if client else "unknown"
+        self.gone = False
+        self.half_closed = False
+        self.response: Response | None = None
+        self.stream: AsgiStream | None = None
+        self.ready = trio.Event()
+        self._callbacks: list[Callable[[], None]] = []
+
+    @property
+    def answered(self) -> bool:
+        return self.gone or self.ready.is_set()
+
+    def respond(self, response: Response) -> None:
+        if self.gone:
+            if response.release is not None:
+                response.release()
+            return
+        assert not self.ready.is_set(), "an exchange is answered once"
+        assert not response.extents, "extents were not allowed"
+        self.response = response
+        self._callbacks.clear()
+        self.ready.set()
+
+    def respond_stream(self, head: StreamHead) -> Stream:
+        assert not self.ready.is_set(), "an exchange is answered once"
+        self.stream = AsgiStream(head, head_only=self.head_only)
+        if self.gone:
+            self.stream.lose()
+        self._callbacks.clear()
+        self.ready.set()
+        return self.stream
+
+    def on_gone(self, callback: Callable[[], None]) -> None:
+        if self.gone:
+            callback()
+        elif not self.ready.is_set():
+            self._callbacks.append(callback)
+
+    def lose(self) -> None:
+        if self.gone:
+            return
+        self.gone = True
+        if self.stream is not None:
+            self.stream.lose()
+        callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback()
+
+
+def _headers(scope: Scope) -> dict[str, str]:
+    headers: dict[str, str] = {}
+    for raw_name, raw_value in scope["headers"]:
+        name = bytes(raw_name).decode("latin-1").lower()
+        value = bytes(raw_value).decode("latin-1").strip(" \t")
+        headers[name] = f"{headers[name]}, {value}" if name in headers else value
+    return headers

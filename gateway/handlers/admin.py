@@ -1,0 +1,239 @@
+"""Health, readiness and metrics.
+
+Metrics are gathered when they are asked for: the gateway's own numbers, and one map from every shard that is
+up (docs/wire-protocol.md, METRICS). A shard that gives none is missing from its series, not from the answer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, TypeGuard
+
+import msgspec
+from prometheus_client import exposition
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+
+from gateway.core.auth import Access, visible_prefixes
+from gateway.core.router import Route
+from gateway.exchange import Response
+from shared.errors import NotReady
+from shared.wire import Answer, LinkError, Op, decode_metrics
+
+if TYPE_CHECKING:
+    from gateway.io.shard_link import Reply
+    from gateway.service import Api, Call, Handler
+
+_encoder = msgspec.json.Encoder()
+
+
+def health(call: Call) -> None:
+    uptime_ms = int((time.monotonic() - call.api.started_at) * 1000)
+    body = _encoder.encode({"status": "ok", "version": call.api.version, "uptime_ms": uptime_ms})
+    call.succeed(200, body[:-1])
+
+
+def ready(call: Call) -> None:
+    links = call.api.shards.links
+    shards: list[dict[str, object]] = [
+        {"shard": link.shard, "ready": link.up, "topics": link.topics}
+        | ({} if link.up else {"reason": link.reason})
+        for link in links
+    ]
+    up = sum(link.up for link in links)
+    if up < len(links):
+        error = NotReady(replay_progress=round(up / len(links), 3))
+        error.detail = {**(error.detail or {}), "shards": shards}
+        raise error
+    body = _encoder.encode(
+        {
+            "status": "ready",
+            "wal_replay_complete": True,
+            "topics": call.api.shards.totals()[0],
+            "shards": shards,
+        }
+    )
+    call.succeed(200, body[:-1])
+
+
+def metrics(call: Call) -> None:
+    def answer(replies: list[Reply]) -> None:
+        shards = [_numbers(reply, visible_prefixes(call.key)) for reply in replies]
+        own = _own_numbers(call.api)
+        if "application/json" in call.exchange.headers.get("accept", ""):
+            call.succeed(200, _encoder.encode({**own, "shards": shards})[:-1])
+            return
+        text = exposition.generate_latest(_Exposition(call.api, own, shards))
+        call.respond(Response(200, text, content_type=exposition.CONTENT_TYPE_PLAIN_0_0_4))
+
+    call.api.shards.request_all(Op.METRICS, None, lambda replies: call.finish(lambda: answer(replies)))
+
+
+def _own_numbers(api: Api) -> dict[str, float]:
+    links = api.shards.links
+    up = sum(link.up for link in links)
+    return {
+        "uptime_ms": int((time.monotonic() - api.started_at) * 1000),
+        "ready": int(up == len(links)),
+        "recovery_progress": up / len(links),
+    }
+
+
+def _numbers(reply: Reply, prefixes: list[str] | None) -> dict[str, dict[str, object]]:
+    """A shard's sections; those that are missing or malformed are empty."""
+    sections: dict[str, dict[str, object]] = {name: {} for name in SECTIONS}
+    if not isinstance(reply, Answer) or reply.status != 200:
+        return sections
+    try:
+        given = decode_metrics(reply.body)
+    except LinkError:
+        return sections
+    for name in SECTIONS:
+        section = given.get(name)
+        if isinstance(section, dict):
+            sections[name] = {key: value for key, value in section.items() if isinstance(key, str)}
+    if prefixes is not None:
+        # Names are what a prefix protects, in metrics as in lists.
+        allowed = tuple(prefixes)
+        sections["per_topic"] = {k: v for k, v in sections["per_topic"].items() if k.startswith(allowed)}
+    return sections
+
+
+SECTIONS = ("gauges", "counters", "histograms", "per_topic")
+
+MAX_TOPIC_SERIES = 1000
+"""Topics with series of their own in one exposition; more of them set topics_topic_metrics_truncated."""
+
+
+class _Exposition:
+    """The collector that prometheus-client renders."""
+
+    def __init__(
+        self, api: Api, own: Mapping[str, float], shards: list[dict[str, dict[str, object]]]
+    ) -> None:
+        self._api = api
+        self._own = own
+        self._shards = shards
+
+    def collect(self) -> Iterable[Metric]:
+        for name, value in self._own.items():
+            yield GaugeMetricFamily(f"topics_{name}", _words(name), value=value)
+        yield self._requests()
+        yield from self._links()
+        yield from self._numbers("gauges")
+        yield from self._numbers("counters")
+        yield from self._histograms()
+        yield from self._per_topic()
+
+    def _requests(self) -> Metric:
+        family = CounterMetricFamily(
+            "topics_http_requests", "requests answered", labels=["method", "route", "status"]
+        )
+        for (route, status), count in self._api.requests.items():
+            method, path = (route.method, route.path) if route is not None else ("", "")
+            family.add_metric([method, path, str(status)], count)
+        return family
+
+    def _links(self) -> Iterable[Metric]:
+        up = GaugeMetricFamily("topics_shard_up", "the shard answers", labels=["shard"])
+        in_flight = GaugeMetricFamily("topics_ipc_in_flight", "requests at the shard", labels=["shard"])
+        queued = GaugeMetricFamily("topics_ipc_queue_depth", "requests waiting for credit", labels=["shard"])
+        for link in self._api.shards.links:
+            up.add_metric([str(link.shard)], int(link.up))
+            in_flight.add_metric([str(link.shard)], link.in_flight)
+            queued.add_metric([str(link.shard)], link.queued)
+        return up, in_flight, queued
+
+    def _numbers(self, section: str) -> Iterable[Metric]:
+        """Values are numbers, or `{label: {value: number}}`."""
+        kind = GaugeMetricFamily if section == "gauges" else CounterMetricFamily
+        families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
+        for shard, numbers in enumerate(self._shards):
+            for name, value in numbers[section].items():
+                base = name.removesuffix("_total")
+                label, values = _labelled(value)
+                if base not in families:
+                    labels = ["shard"] if label is None else ["shard", label]
+                    families[base] = kind(f"topics_{base}", _words(base), labels=labels)
+                for label_value, number in values.items():
+                    where = [str(shard)] if label is None else [str(shard), label_value]
+                    families[base].add_metric(where, number)
+        return families.values()
+
+    def _histograms(self) -> Iterable[Metric]:
+        families: dict[str, HistogramMetricFamily] = {}
+        for shard, numbers in enumerate(self._shards):
+            for name, value in numbers["histograms"].items():
+                try:
+                    histogram = msgspec.convert(value, _Histogram)
+                except msgspec.ValidationError:
+                    continue
+                family = families.setdefault(
+                    name, HistogramMetricFamily(f"topics_{name}", _words(name), labels=["shard"])
+                )
+                buckets = [(repr(float(bound)), count) for bound, count in histogram.buckets]
+                family.add_metric([str(shard)], [*buckets, ("+Inf", histogram.count)], histogram.sum)
+        return families.values()
+
+    def _per_topic(self) -> Iterable[Metric]:
+        families: dict[str, GaugeMetricFamily] = {}
+        shown = 0
+        total = 0
+        for shard, numbers in enumerate(self._shards):
+            for topic, gauges in numbers["per_topic"].items():
+                total += 1
+                if shown >= MAX_TOPIC_SERIES or not isinstance(gauges, dict):
+                    continue
+                shown += 1
+                for name, number in gauges.items():
+                    if not isinstance(name, str) or not _is_number(number):
+                        continue
+                    labels = ["shard", "topic"]
+                    family = families.setdefault(
+                        name, GaugeMetricFamily(f"topics_topic_{name}", _words(name), labels=labels)
+                    )
+                    family.add_metric([str(shard), topic], number)
+        yield from families.values()
+        yield GaugeMetricFamily(
+            "topics_topic_metrics_truncated", "not every topic has series here", value=int(shown < total)
+        )
+
+
+class _Histogram(msgspec.Struct):
+    """Upper bounds with cumulative counts, ascending; the last bucket (+Inf) is `count`."""
+
+    buckets: list[tuple[float, float]]
+    count: float
+    sum: float
+
+
+def _labelled(value: object) -> tuple[str | None, dict[str, float]]:
+    if _is_number(value):
+        return None, {"": value}
+    if isinstance(value, dict) and len(value) == 1:
+        ((label, values),) = value.items()
+        if isinstance(label, str) and isinstance(values, dict):
+            return label, {str(k): number for k, number in values.items() if _is_number(number)}
+    return None, {}
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+ROUTES: list[Route[Handler]] = [
+    Route("GET", "/v0/health", health, Access.PROBE),
+    Route("GET", "/healthz", health, Access.PROBE),
+    Route("GET", "/v0/ready", ready, Access.PROBE),
+    Route("GET", "/readyz", ready, Access.PROBE),
+    Route("GET", "/v0/metrics", metrics, Access.READ),
+]

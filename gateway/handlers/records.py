@@ -1,0 +1,113 @@
+"""Records: write, read, delete. Bodies go to the worker as they came; it validates them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from gateway.core.auth import Access, check_name
+from gateway.core.router import Query, Route, flag_parameter, number_parameter
+from shared.api_types import decode_write
+from shared.errors import InvalidRequest
+from shared.limits import IDEMPOTENCY_KEY_MAX_CHARS
+from shared.wire import Op, Options
+
+if TYPE_CHECKING:
+    from gateway.service import Call, Handler
+
+# Shared objects: the wire encodes options that several requests in a row share only once.
+_WITHOUT_SEQS: Options = {"seqs": False}
+_INLINE: Options = {"inline": True}
+
+_encoder = msgspec.json.Encoder()
+
+
+def append(call: Call) -> None:
+    body = call.json_body()
+    api = call.api
+    topics, total_bytes = api.shards.totals()
+    api.caps.check_bytes(total_bytes)
+    if call.key is not None and call.key.prefixes:
+        _check_config_names(call, body)
+    options: dict[str, object] = {}
+    key = call.exchange.headers.get("idempotency-key")
+    if key:
+        if len(key) > IDEMPOTENCY_KEY_MAX_CHARS:
+            raise InvalidRequest(f"Idempotency-Key has more than {IDEMPOTENCY_KEY_MAX_CHARS} characters")
+        options["idem"] = key
+    nocreate = api.caps.nocreate(topics)
+    if nocreate is not None:
+        options["nocreate"] = nocreate
+    if call.exchange.query and not flag_parameter(call.query, "return_seqs", default=True):
+        call.ask(Op.APPEND, body, {**options, "seqs": False} if options else _WITHOUT_SEQS)
+    else:
+        call.ask(Op.APPEND, body, options or None)
+
+
+def _check_config_names(call: Call, body: bytes) -> None:
+    """A write may create its topic with a `dead_letter`: a name in a body like any other."""
+    config = decode_write(body).config
+    if config is not None and isinstance(config.dead_letter, str):
+        check_name(call.key, config.dead_letter)
+
+
+def diff(call: Call) -> None:
+    read(call, call.json_body())
+
+
+def get_records(call: Call) -> None:
+    read(call, diff_from_query(call.query))
+
+
+def read(call: Call, body: bytes) -> None:
+    inline = not call.exchange.extents_allowed or call.wants_gzip()
+    id_ = call.ask(Op.READ, body, _INLINE if inline else None)
+    # Only a long poll outlives its turn by enough to be worth taking back.
+    if id_ and b"wait_ms" in body:
+        call.exchange.on_gone(lambda: call.api.shards.cancel(call.name, id_))
+
+
+_NUMBERS = ("from_seq", "limit", "wait_ms", "max_bytes")
+_FLAGS = ("include_tags", "include_keys", "include_meta")
+
+
+def diff_from_query(query: Query) -> bytes:
+    """The body of a diff that says the same as this query."""
+    request: dict[str, object] = {}
+    for name in _NUMBERS:
+        number = number_parameter(query, name)
+        if number is not None:
+            request[name] = number
+    for name in _FLAGS:
+        if name in query:
+            request[name] = flag_parameter(query, name, default=False)
+    if "node" in query:
+        request["node"] = query["node"]
+    if "match" in query:
+        request["match"] = _match(query["match"][-1])
+    return _encoder.encode(request)
+
+
+def _match(text: str) -> object:
+    """A predicate as JSON, or a bare tag."""
+    if not text.startswith("["):
+        return text
+    try:
+        return msgspec.json.decode(text, type=list[str])
+    except msgspec.DecodeError as err:
+        raise InvalidRequest(
+            'match is not JSON like ["tag","Eq","x"]', detail={"parameter": "match"}
+        ) from err
+
+
+def delete_records(call: Call) -> None:
+    call.ask(Op.DELETE_RECORDS, call.json_body(), None)
+
+
+ROUTES: list[Route[Handler]] = [
+    Route("POST", "/v0/topics/:name", append, Access.WRITE),
+    Route("POST", "/v0/topics/:name/diff", diff, Access.READ),
+    Route("GET", "/v0/topics/:name/records", get_records, Access.READ),
+    Route("POST", "/v0/topics/:name/delete", delete_records, Access.DELETE),
+]

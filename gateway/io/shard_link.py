@@ -1,0 +1,465 @@
+"""One link to one worker's socket.
+
+Requests of a turn leave in one frame at `flush`; answers are handed to their callbacks from the turn in which
+they arrive, with no task in between. A trio task (`run`) only connects, reconnects and watches for silence.
+
+Every request gets exactly one reply: its answer; `Throttled` if the link's bounds are full;
+`ShardUnavailable` if there is no link, or if the link ends first. The latter is never retried here: whether
+the worker carried it out is unknown, and only the client knows if repeating it is safe.
+"""
+
+from __future__ import annotations
+
+import array
+import logging
+import os
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+import trio
+
+from gateway.exchange import Extent
+from gateway.io.poller import READABLE, WRITABLE, Poller
+from shared.errors import ShardUnavailable, Throttled, TopicsError
+from shared.limits import KiB, MiB
+from shared.session import ClientSession, LinkState
+from shared.wire import (
+    MAX_FDS_PER_FRAME,
+    Answer,
+    FileExtent,
+    FileOpened,
+    FileRetired,
+    LinkError,
+    Op,
+    Options,
+    ServerMessage,
+    Stats,
+)
+
+log = logging.getLogger(__name__)
+
+RECV_BYTES: Final = 256 * KiB
+_CONTROL_BYTES: Final = socket.CMSG_SPACE(MAX_FDS_PER_FRAME * 4)
+_PEERCRED = struct.Struct("3i")  # pid, uid, gid
+THROTTLED_RETRY_MS: Final = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkOptions:
+    """Bounds of one link. All times in seconds."""
+
+    max_queued: int = 4096  # requests beyond the credits; then 429
+    max_unsent_bytes: int = 128 * MiB  # bodies not yet taken by the worker; then 429
+    hello_timeout_s: float = 5.0
+    ping_after_s: float = 2.0  # of silence while somebody waits for an answer
+    hang_after_s: float = 15.0  # without an answer to the PING: longer than a disk may stall a healthy worker
+    tick_s: float = 0.5
+    backoff_min_s: float = 0.02
+    backoff_max_s: float = 0.5
+
+
+class LeasedFiles:
+    """Extents of an answer, resolved to descriptors that stay open until `release`."""
+
+    __slots__ = ("_entries", "extents")
+
+    def __init__(self, extents: list[Extent], entries: list[_OpenFile]) -> None:
+        self.extents = extents
+        self._entries = entries
+
+    def release(self) -> None:
+        entries, self._entries = self._entries, []
+        for entry in entries:
+            entry.users -= 1
+            entry.close_if_unused()
+
+
+class _OpenFile:
+    __slots__ = ("fd", "retired", "users")
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self.users = 0
+        self.retired = False
+
+    def close_if_unused(self) -> None:
+        if self.retired and self.users == 0 and self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+class FileTable:
+    """Descriptors that a worker passed us, by its file numbers; closed when retired and in no response."""
+
+    def __init__(self) -> None:
+        self._files: dict[int, _OpenFile] = {}
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def add(self, file: int, fd: int) -> None:
+        if file in self._files:
+            os.close(fd)
+            raise LinkError("a file number was given out twice")
+        self._files[file] = _OpenFile(fd)
+
+    def retire(self, file: int) -> None:
+        entry = self._files.pop(file, None)
+        if entry is None:
+            raise LinkError("an unknown file was retired")
+        entry.retired = True
+        entry.close_if_unused()
+
+    def retire_all(self) -> None:
+        for file in list(self._files):
+            self.retire(file)
+
+    def lease(self, extents: Sequence[FileExtent]) -> LeasedFiles:
+        entries: list[_OpenFile] = []
+        resolved: list[Extent] = []
+        for file, offset, length in extents:
+            entry = self._files.get(file)
+            if entry is None:
+                raise LinkError("an answer names a file that was never opened")
+            entries.append(entry)
+            resolved.append(Extent(entry.fd, offset, length))
+        for entry in entries:
+            entry.users += 1
+        return LeasedFiles(resolved, entries)
+
+
+Reply = Answer | TopicsError
+OnReply = Callable[[Reply, LeasedFiles | None], None]
+
+
+class _Phase(Enum):
+    """What the current connection attempt has come to; the lifecycle task waits for it to change."""
+
+    CONNECTING = "connecting"
+    UP = "up"
+    DOWN = "down"
+
+
+class ShardLink:
+    def __init__(
+        self,
+        *,
+        shard: int,
+        shards: int,
+        path: str,
+        version: str,
+        options: LinkOptions | None = None,
+    ) -> None:
+        self.shard = shard
+        self.topics = 0  # last known totals of the shard
+        self.bytes = 0
+        self.reason = "not connected yet"  # why it is not up
+        self._shards = shards
+        self._path = path
+        self._poller: Poller | None = None  # while it runs
+        self._version = version
+        self._options = options or LinkOptions()
+        self._session: ClientSession[OnReply] = self._new_session(first_id=1)
+        self._files = FileTable()
+        self._fds: deque[int] = deque()  # arrived, and not named by a notice yet
+        self._sock: socket.socket | None = None
+        self._unsent = memoryview(b"")  # rest of a frame that the socket did not take
+        self._phase = _Phase.DOWN
+        self._phase_changed = trio.Event()
+        self._last_heard = 0.0
+        self._ping_sent: float | None = None
+
+    def __repr__(self) -> str:
+        return f"ShardLink(shard {self.shard}, {self._phase.value}, {self._session!r})"
+
+    def _new_session(self, first_id: int) -> ClientSession[OnReply]:
+        return ClientSession(
+            role="gateway",
+            version=self._version,
+            max_queued=self._options.max_queued,
+            first_id=first_id,
+        )
+
+    # --- what handlers use ----------------------------------------------------------------------------
+
+    @property
+    def up(self) -> bool:
+        return self._session.state is LinkState.OPEN
+
+    @property
+    def in_flight(self) -> int:
+        return self._session.in_flight
+
+    @property
+    def queued(self) -> int:
+        return self._session.queued
+
+    def request(self, op: int, topic: str, body: bytes, options: Options | None, on_reply: OnReply) -> int:
+        """Send at the next flush. Returns an id for `cancel`; 0 if it was refused, and so replied to."""
+        session = self._session
+        if session.state is not LinkState.OPEN:
+            on_reply(ShardUnavailable(shard=self.shard, reason=self.reason), None)
+            return 0
+        pending = session.unsent_bytes + len(self._unsent) + len(body)
+        if not session.has_room() or (session.outstanding and pending > self._options.max_unsent_bytes):
+            on_reply(Throttled(retry_after_ms=THROTTLED_RETRY_MS), None)
+            return 0
+        return session.submit(op, topic, body, options, on_reply)
+
+    def cancel(self, id_: int) -> None:
+        """Nobody waits for this READ any more. Its reply still comes, and may be dropped."""
+        withdrawn = self._session.cancel(id_)
+        if withdrawn is not None:
+            self._reply(withdrawn, ShardUnavailable(shard=self.shard, reason="the client is gone"))
+
+    def flush(self) -> None:
+        """Send what has gathered, unless an earlier frame still waits for the socket: then it gathers on."""
+        if self._sock is None or self._unsent:
+            return
+        try:
+            frame = self._session.take_outgoing()
+        except LinkError as err:
+            self._go_down(err.message)
+            return
+        if frame:
+            self._unsent = memoryview(frame)
+            self._send(self._sock)
+            if self._unsent:
+                self._watch_socket(READABLE | WRITABLE)
+
+    # --- the socket -----------------------------------------------------------------------------------
+
+    def _watch_socket(self, mask: int) -> None:
+        if self._sock is not None and self._poller is not None:
+            self._poller.modify(self._sock.fileno(), mask)
+
+    def _on_event(self, mask: int) -> None:
+        try:
+            if mask & ~WRITABLE:
+                self._on_readable()
+            if mask & WRITABLE:
+                self._on_writable()
+        except Exception:
+            # Ours, and not known which: a link in an unknown state may not answer anybody.
+            log.exception("link.failed", extra={"shard": self.shard})
+            self._go_down("internal error")
+
+    def _send(self, sock: socket.socket) -> None:
+        try:
+            while self._unsent:
+                self._unsent = self._unsent[sock.send(self._unsent) :]
+        except BlockingIOError:
+            return
+        except OSError as err:
+            self._go_down(f"sending failed: {err.strerror}")
+
+    def _on_writable(self) -> None:
+        if self._sock is None:
+            return
+        self._send(self._sock)
+        if self._sock is not None and not self._unsent:
+            self._watch_socket(READABLE)
+            self.flush()
+
+    def _on_readable(self) -> None:
+        while self._sock is not None:
+            try:
+                data = self._receive(self._sock)
+            except BlockingIOError:
+                return
+            except OSError as err:
+                self._go_down(f"receiving failed: {err.strerror}")
+                return
+            except LinkError as err:
+                self._go_down(err.message)
+                return
+            if not data:
+                self._go_down("the worker closed the link")
+                return
+            self._handle(data)
+            if len(data) < RECV_BYTES:
+                break
+        if self._session.queued:
+            self.flush()
+
+    def _receive(self, sock: socket.socket) -> bytes:
+        data, control, flags, _ = sock.recvmsg(RECV_BYTES, _CONTROL_BYTES, socket.MSG_CMSG_CLOEXEC)
+        for level, kind, payload in control:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                fds = array.array("i")
+                fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
+                self._fds.extend(fds)
+        if flags & socket.MSG_CTRUNC:
+            # Also what the kernel does when this process has no descriptor left.
+            raise LinkError("descriptors were lost on the way")
+        return data
+
+    def _handle(self, data: bytes) -> None:
+        self._last_heard = trio.current_time()
+        was_hello = self._session.state is LinkState.HELLO
+        try:
+            messages = self._session.receive(data)
+            if was_hello and self._session.state is LinkState.OPEN:
+                self._opened()
+            for message in messages:
+                if type(message) is Answer:
+                    self._answer(message)
+                else:
+                    self._notice(message)
+        except LinkError as err:
+            self._go_down(err.message)
+
+    def _answer(self, answer: Answer) -> None:
+        # Lease first: if it fails the waiter is still in the session, and gets its 503 with all the others.
+        leased = None if answer.extents is None else self._files.lease(answer.extents)
+        try:
+            on_reply = self._session.settle(answer.id)
+        except LinkError:
+            if leased is not None:
+                leased.release()
+            raise
+        self._reply(on_reply, answer, leased)
+
+    def _reply(self, on_reply: OnReply, reply: Reply, leased: LeasedFiles | None = None) -> None:
+        try:
+            on_reply(reply, leased)
+        except Exception:
+            # A bug behind one answer must not cost the others theirs.
+            log.exception("link.reply.failed", extra={"shard": self.shard})
+
+    def _notice(self, notice: ServerMessage) -> None:
+        match notice:
+            case Stats(topics, total):
+                self.topics, self.bytes = topics, total
+            case FileOpened(file):
+                if not self._fds:
+                    raise LinkError("a file was announced and its descriptor did not come")
+                self._files.add(file, self._fds.popleft())
+            case FileRetired(file):
+                self._files.retire(file)
+            case _:
+                self.reason = "it is shutting down"
+                self._refuse(self._session.drain())
+
+    def _refuse(self, waiters: Sequence[OnReply]) -> None:
+        for on_reply in waiters:
+            self._reply(on_reply, ShardUnavailable(shard=self.shard, reason=self.reason))
+
+    def _opened(self) -> None:
+        peer = self._session.peer
+        assert peer is not None
+        if (peer.shard, peer.shards) != (self.shard, self._shards):
+            raise LinkError(
+                f"this is shard {peer.shard} of {peer.shards}, not {self.shard} of {self._shards}"
+            )
+        self.topics, self.bytes = peer.topics, peer.bytes
+        self.reason = ""
+        self._set_phase(_Phase.UP)
+        log.info("link.up", extra={"shard": self.shard})
+
+    def _go_down(self, reason: str) -> None:
+        sock, self._sock = self._sock, None
+        if sock is None:
+            return
+        log.warning("link.down", extra={"shard": self.shard, "reason": reason})
+        if self._poller is not None:
+            self._poller.unregister(sock.fileno())
+        sock.close()
+        self.reason = reason
+        self._unsent = memoryview(b"")
+        self._ping_sent = None
+        self._files.retire_all()
+        while self._fds:
+            os.close(self._fds.popleft())
+        waiters = self._session.close()
+        self._set_phase(_Phase.DOWN)
+        # Last: a callback may send the next request, which must find the link down.
+        self._refuse(waiters)
+
+    # --- the lifecycle task ---------------------------------------------------------------------------
+
+    def _set_phase(self, phase: _Phase) -> None:
+        self._phase = phase
+        self._phase_changed.set()
+        self._phase_changed = trio.Event()
+
+    async def run(self, poller: Poller) -> None:
+        """Keep the link up until cancelled; its socket is served by `poller`."""
+        self._poller = poller
+        backoff_s = self._options.backoff_min_s
+        try:
+            while True:
+                if self._connect(poller):
+                    with trio.move_on_after(self._options.hello_timeout_s):
+                        await self._leave(_Phase.CONNECTING)
+                    if self._phase is _Phase.UP:
+                        backoff_s = self._options.backoff_min_s
+                        await self._watch()
+                    else:
+                        self._go_down("the worker does not say hello")
+                await trio.sleep(backoff_s)
+                backoff_s = min(backoff_s * 2, self._options.backoff_max_s)
+        finally:
+            self._go_down("the gateway is shutting down")
+
+    async def _leave(self, phase: _Phase) -> None:
+        while self._phase is phase:
+            await self._phase_changed.wait()
+
+    def _connect(self, poller: Poller) -> bool:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.setblocking(False)
+            sock.connect(self._path)
+            _check_peer(sock)
+            session = self._new_session(self._session.next_id)
+            sock.sendall(session.hello())
+        except (OSError, LinkError) as err:
+            sock.close()
+            self.reason = "it is starting" if isinstance(err, OSError) else err.message
+            return False
+        self._session = session
+        self._files = FileTable()
+        self._sock = sock
+        self._set_phase(_Phase.CONNECTING)
+        poller.register(sock.fileno(), READABLE, self._on_event)
+        return True
+
+    async def _watch(self) -> None:
+        while self._phase is _Phase.UP:
+            with trio.move_on_after(self._options.tick_s):
+                await self._leave(_Phase.UP)
+            if self._phase is _Phase.UP:
+                self._check_silence(trio.current_time())
+
+    def _check_silence(self, now: float) -> None:
+        if self._ping_sent is not None:
+            if now - self._ping_sent > self._options.hang_after_s:
+                self._go_down("the worker hangs")
+            return
+        silence = now - self._last_heard
+        if not self._session.outstanding or silence <= self._options.ping_after_s:
+            return
+        if self._session.state is LinkState.OPEN:
+            self._ping_sent = now
+            self._session.submit(Op.PING, "", b"", None, self._on_pong)
+            self.flush()
+        elif silence > self._options.hang_after_s:
+            # A draining worker takes no PING, and must finish what it has all the same.
+            self._go_down("the worker hangs while it shuts down")
+
+    def _on_pong(self, reply: Reply, leased: LeasedFiles | None) -> None:
+        self._ping_sent = None
+
+
+def _check_peer(sock: socket.socket) -> None:
+    """Only our own user may be behind the socket: anyone else could answer for our data."""
+    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size)
+    _, uid, _ = _PEERCRED.unpack(credentials)
+    if uid != os.getuid():
+        raise LinkError(f"the socket belongs to user {uid}")

@@ -1,0 +1,102 @@
+"""All shards as one: finds the link of a topic, sends a turn's requests, and adds up the totals."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import lru_cache
+
+import trio
+
+from gateway.io.poller import Poller
+from gateway.io.shard_link import LeasedFiles, LinkOptions, OnReply, Reply, ShardLink
+from shared.routing import shard_for
+from shared.wire import Options
+
+ROUTES_REMEMBERED = 65_536  # topics whose shard is not hashed again
+
+
+def socket_path(socket_dir: str, shard: int) -> str:
+    return os.path.join(socket_dir, f"shard-{shard:04d}.sock")
+
+
+class ShardPool:
+    def __init__(
+        self,
+        *,
+        shards: int,
+        socket_dir: str,
+        version: str,
+        options: LinkOptions | None = None,
+    ) -> None:
+        self.links = tuple(
+            ShardLink(
+                shard=shard,
+                shards=shards,
+                path=socket_path(socket_dir, shard),
+                version=version,
+                options=options,
+            )
+            for shard in range(shards)
+        )
+        self._to_flush: set[ShardLink] = set()
+        self._totals: tuple[int, int] | None = None
+        self._link_of = lru_cache(maxsize=ROUTES_REMEMBERED)(self._find_link)
+
+    def __repr__(self) -> str:
+        return f"ShardPool({', '.join(map(repr, self.links))})"
+
+    def _find_link(self, topic: str) -> ShardLink:
+        return self.links[shard_for(topic, len(self.links))]
+
+    async def run(self, poller: Poller) -> None:
+        """Keep all links up until cancelled; their sockets are served by `poller`."""
+        async with trio.open_nursery() as nursery:
+            for link in self.links:
+                nursery.start_soon(link.run, poller)
+
+    def request(self, op: int, topic: str, body: bytes, options: Options | None, on_reply: OnReply) -> int:
+        """Ask the shard of `topic`, with the next flush. Returns an id for `cancel`."""
+        link = self._link_of(topic)
+        self._to_flush.add(link)
+        return link.request(op, topic, body, options, on_reply)
+
+    def cancel(self, topic: str, id_: int) -> None:
+        link = self._link_of(topic)
+        self._to_flush.add(link)
+        link.cancel(id_)
+
+    def request_all(
+        self, op: int, options: Options | None, on_replies: Callable[[list[Reply]], None]
+    ) -> None:
+        """Ask every shard; `on_replies` gets all replies in the order of the shards."""
+        replies: list[Reply | None] = [None] * len(self.links)
+        missing = len(self.links)
+
+        def collect(shard: int) -> OnReply:
+            def on_reply(reply: Reply, leased: LeasedFiles | None) -> None:
+                nonlocal missing
+                if leased is not None:
+                    leased.release()
+                replies[shard] = reply
+                missing -= 1
+                if missing == 0:
+                    on_replies([reply for reply in replies if reply is not None])
+
+            return on_reply
+
+        for link in self.links:
+            self._to_flush.add(link)
+            link.request(op, "", b"", options, collect(link.shard))
+
+    def flush(self) -> None:
+        """End of a turn: one frame to each shard that was asked something."""
+        self._totals = None
+        while self._to_flush:
+            self._to_flush.pop().flush()
+
+    def totals(self) -> tuple[int, int]:
+        """Topics and bytes of all shards as last reported; added up once per turn."""
+        if self._totals is None:
+            self._totals = (sum(link.topics for link in self.links), sum(link.bytes for link in self.links))
+        return self._totals

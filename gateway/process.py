@@ -1,0 +1,67 @@
+"""The gateway process: puts the API, the shard links and the edge together, and ends them in order."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Sequence
+from importlib.metadata import version
+
+import trio
+
+from gateway.edge import Edge, EdgeOptions
+from gateway.io.shard_pool import ShardPool
+from gateway.io.supervisor_feed import SupervisorFeed
+from gateway.service import Api
+from shared.io.child_channel import Boot, ChildChannel
+from shared.io.logs import set_up_logging
+from shared.settings import Settings
+
+log = logging.getLogger(__name__)
+
+
+def main(argv: Sequence[str]) -> int:
+    channel, boot = ChildChannel.open(argv)
+    set_up_logging(level=boot.settings.log_level, style=boot.settings.log_format, process="gateway")
+    try:
+        trio.run(run_gateway, channel, boot)
+    except Exception as err:
+        log.exception("gateway.failed")
+        channel.report("failed", reason=f"{type(err).__name__}: {err}", retry=True)
+        return 1
+    return 0
+
+
+async def run_gateway(channel: ChildChannel, boot: Boot) -> None:
+    """Serve until the supervisor closes the channel, then drain."""
+    settings = boot.settings
+    release = version("topicsd")
+    shards = ShardPool(shards=boot.shards, socket_dir=boot.socket_dir, version=release)
+    api = Api(settings, shards, version=release)
+    feed = SupervisorFeed(boot.shards, on_keys=api.replace_keys)
+    edge = Edge(api, edge_options(settings))
+    listeners = [socket.socket(fileno=fd) for fd in boot.listen_fds]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(channel.heartbeat)
+        nursery.start_soon(shards.run, edge.turns)
+        # At once, without waiting for the shards: health answers, and the rest says 503 and why.
+        await nursery.start(edge.serve, listeners)
+        channel.report("ready")
+        await feed.follow(channel)
+        channel.report("draining")
+        await drain(api, edge, settings.drain_timeout_ms / 1000)
+        nursery.cancel_scope.cancel()
+
+
+async def drain(api: Api, edge: Edge, timeout_s: float) -> None:
+    api.drain()
+    if not await edge.drain(timeout_s):
+        log.warning("gateway.drain.cut", extra={"timeout_s": timeout_s})
+
+
+def edge_options(settings: Settings) -> EdgeOptions:
+    return EdgeOptions(
+        max_body_bytes=settings.max_body_bytes,
+        request_timeout_ms=settings.request_timeout_ms,
+        keepalive_timeout_ms=settings.keepalive_timeout_ms,
+    )

@@ -1,0 +1,244 @@
+"""The API behind both lanes: routes a request, admits its caller, runs its handler, and words the answer.
+
+A `Call` is one request on its way. It is answered exactly once, by a handler, by the reply of a shard, or by
+`fail`; whatever raises in between ends as an error document, never as silence.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from gateway.core import gzip_codec
+from gateway.core.auth import Access, Gatekeeper, check_name
+from gateway.core.caps import InflightPerKey, TotalCaps
+from gateway.core.http_errors import error_response, passed_on_error, unexpected_error_response
+from gateway.core.router import Query, Route, Router, parse_query, text_parameter
+from gateway.exchange import Exchange, Response
+from gateway.io.shard_link import LeasedFiles, OnReply, Reply
+from shared.api_keys import ApiKey, KeyRing
+from shared.errors import InvalidRequest, ShuttingDown, TopicsError, UnsupportedMediaType
+from shared.names import valid_topic_name
+from shared.settings import Settings
+from shared.wire import Answer, Options, Timings
+
+log = logging.getLogger(__name__)
+
+
+class ShardStatus(Protocol):
+    """One shard as health and metrics see it."""
+
+    shard: int
+    topics: int
+    bytes: int
+    reason: str
+
+    @property
+    def up(self) -> bool: ...
+    @property
+    def in_flight(self) -> int: ...
+    @property
+    def queued(self) -> int: ...
+
+
+class Shards(Protocol):
+    """The shards as handlers see them; see gateway/io/shard_pool.py."""
+
+    @property
+    def links(self) -> Sequence[ShardStatus]: ...
+    def request(
+        self, op: int, topic: str, body: bytes, options: Options | None, on_reply: OnReply
+    ) -> int: ...
+    def cancel(self, topic: str, id_: int) -> None: ...
+    def request_all(
+        self, op: int, options: Options | None, on_replies: Callable[[list[Reply]], None]
+    ) -> None: ...
+    def flush(self) -> None: ...
+    def totals(self) -> tuple[int, int]: ...
+
+
+Handler = Callable[["Call"], None]
+
+
+class Call:
+    __slots__ = ("_entered", "_query", "answered", "api", "exchange", "key", "name", "route")
+
+    def __init__(self, api: Api, exchange: Exchange, route: Route[Handler], name: str) -> None:
+        self.api = api
+        self.exchange = exchange
+        self.route = route
+        self.name = name  # the topic in the path, decoded and valid once the handler runs
+        self.key: ApiKey | None = None  # None: auth is off, or the route needs none
+        self.answered = False
+        self._entered = False
+        self._query: Query | None = None
+
+    # --- the request ----------------------------------------------------------------------------------
+
+    @property
+    def query(self) -> Query:
+        if self._query is None:
+            self._query = parse_query(self.exchange.query)
+        return self._query
+
+    def json_body(self) -> bytes:
+        """The body, decompressed and declared to be JSON; not parsed."""
+        body = self.exchange.body
+        if not body:
+            return body
+        headers = self.exchange.headers
+        declared = headers.get("content-type")
+        if declared != "application/json" and not _is_json(declared):
+            raise UnsupportedMediaType()
+        encoding = headers.get("content-encoding")
+        if encoding is None:
+            return body
+        return gzip_codec.decode_body(body, encoding, self.api.settings.max_body_bytes)
+
+    def wants_gzip(self) -> bool:
+        return gzip_codec.wants_gzip(self.exchange.headers.get("accept-encoding"))
+
+    def admit(self) -> None:
+        """Who calls, and whether it may: 401, 403, or go on."""
+        token = text_parameter(self.query, "token") if self.route.sse and self.exchange.query else None
+        api = self.api
+        self.key = api.gatekeeper.admit(self.route.access, self.exchange.headers, token)
+        api.inflight.enter(self.key)
+        self._entered = True
+        if self.route.named:
+            if not valid_topic_name(self.name):
+                raise InvalidRequest("the path does not hold a valid topic name")
+            check_name(self.key, self.name)
+
+    # --- the answer -----------------------------------------------------------------------------------
+
+    def ask(self, op: int, body: bytes, options: Options | None) -> int:
+        """Let the topic's shard answer."""
+        return self.api.shards.request(op, self.name, body, options, self.reply)
+
+    def reply(self, reply: Reply, leased: LeasedFiles | None) -> None:
+        """A shard's answer becomes ours."""
+        if not isinstance(reply, Answer):
+            self.fail(reply)
+        elif leased is not None:
+            tail = (reply.tail or b"") + self.performance(reply.timings)
+            self.respond(
+                Response(reply.status, reply.body, extents=leased.extents, tail=tail, release=leased.release)
+            )
+        elif reply.status < 400:
+            self.succeed(reply.status, reply.body, reply.timings)
+        else:
+            hint = None if reply.timings is None else reply.timings.get("retry_after_ms")
+            self.respond(passed_on_error(reply.status, reply.body, hint))
+
+    def succeed(self, status: int, open_body: bytes, timings: Timings | None = None) -> None:
+        """Answer with a JSON object that lacks its closing brace."""
+        body = open_body + self.performance(timings)
+        if len(body) >= gzip_codec.MIN_COMPRESSED_BYTES and self.wants_gzip():
+            headers = (("Content-Encoding", "gzip"), ("Vary", "Accept-Encoding"))
+            self.respond(Response(status, gzip_codec.compress(body), headers=headers))
+        else:
+            self.respond(Response(status, body))
+
+    def performance(self, timings: Timings | None) -> bytes:
+        """The end of every successful document, closing brace included."""
+        total_ms = (time.perf_counter() - self.exchange.started) * 1000
+        if not timings:
+            return b',"performance":{"server_total_ms":%.3f}}' % total_ms
+        return b',"performance":{"server_total_ms":%.3f%b}}' % (total_ms, _timings_json(timings))
+
+    def finish(self, action: Callable[[], None]) -> None:
+        """Run what gives the answer in a later turn; if it raises, that is the answer."""
+        try:
+            action()
+        except TopicsError as err:
+            self.fail(err)
+        except Exception:
+            self.crash()
+
+    def crash(self) -> None:
+        """Called while an exception nobody planned is being handled."""
+        log.exception("api.call.failed", extra={"method": self.route.method, "route": self.route.path})
+        if not self.answered:
+            self.respond(unexpected_error_response())
+
+    def fail(self, error: TopicsError) -> None:
+        self.respond(error_response(error))
+
+    def respond(self, response: Response) -> None:
+        assert not self.answered, "a call is answered once"
+        self.answered = True
+        api = self.api
+        if self._entered:
+            api.inflight.leave(self.key)
+        api.requests[(self.route, response.status)] += 1
+        self.exchange.respond(response)
+
+
+_TIMING_KEYS = ("wal_append_ms", "fsync_ms", "throttle_wait_ms")
+
+
+def _timings_json(timings: Mapping[str, float]) -> bytes:
+    parts = [
+        b',"%b":%.3f' % (name.encode(), timings[name]) if timings[name] else b',"%b":0' % name.encode()
+        for name in _TIMING_KEYS
+        if name in timings
+    ]
+    scanned = timings.get("records_scanned")
+    if scanned is not None:
+        parts.append(b',"records_scanned":%d' % scanned)
+    return b"".join(parts)
+
+
+def _is_json(content_type: str | None) -> bool:
+    return content_type is not None and content_type.partition(";")[0].strip().lower() == "application/json"
+
+
+class Api:
+    """Implements `ApiPort`. Handlers reach everything they share through it."""
+
+    def __init__(self, settings: Settings, shards: Shards, *, version: str) -> None:
+        # Imported here because the handlers' signatures name `Call`.
+        from gateway.handlers import all_routes
+
+        self.settings = settings
+        self.shards = shards
+        self.version = version
+        self.started_at = time.monotonic()
+        self.gatekeeper = Gatekeeper(settings.key_ring(), probe_auth=settings.probe_auth)
+        self.inflight = InflightPerKey(settings.max_inflight_per_key)
+        self.caps = TotalCaps(max_topics=settings.max_topics, max_total_bytes=settings.max_total_bytes)
+        self.requests: Counter[tuple[Route[Handler] | None, int]] = Counter()
+        self.draining = False
+        self.router: Router[Handler] = Router(all_routes())
+
+    def handle(self, exchange: Exchange) -> None:
+        try:
+            route, name = self.router.resolve(exchange.method, exchange.path)
+        except TopicsError as err:
+            self.requests[(None, err.status_hint)] += 1
+            exchange.respond(error_response(err))
+            return
+        call = Call(self, exchange, route, name)
+        try:
+            if self.draining and route.access is not Access.PROBE:
+                raise ShuttingDown()
+            call.admit()
+            route.handler(call)
+        except TopicsError as err:
+            call.fail(err)
+        except Exception:
+            call.crash()
+
+    def flush(self) -> None:
+        self.shards.flush()
+
+    def replace_keys(self, ring: KeyRing) -> None:
+        self.gatekeeper.replace_keys(ring)
+
+    def drain(self) -> None:
+        """Answer new requests with 503 from now on; probes still work, those under way finish."""
+        self.draining = True

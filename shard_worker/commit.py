@@ -1,0 +1,263 @@
+"""Group commit: frames staged in a turn are written once, applied, synced together where needed, and answered.
+
+    stage ──▶ write ──▶ apply, answer                       (memory, disk, ephemeral)
+                  └───▶ wait for sync ──▶ apply, answer     (fsync, and whatever must be durable first)
+
+A frame is *gated* if it waits for the sync: records of fsync topics, creating, configuring and deleting topics,
+the first records beyond a topic's reserved seqs, and everything of a topic that has gated frames already, so that
+a topic's frames are applied in log order. Nothing gated is visible before its sync.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Sequence
+
+from shared.control_frames import Synced, Watermark, encode_control
+from shared.errors import ReadOnlyShard, ShardUnavailable, Throttled, TopicsError
+from shared.frame import Kind
+from shared.limits import (
+    RESERVE_IDLE_MS,
+    RETRY_AFTER_DEFAULT_MS,
+    SEQ_RESERVE_MAX,
+    SEQ_RESERVE_MIN,
+    UNSYNCED_MAX_BYTES,
+)
+from shared.settings import Settings
+from shared.wal_format import FLAG_EXTRA, JSON_OFFSET, build_append_body, encode_extra
+from shard_worker.core.shard_state import ShardState
+from shard_worker.core.topic import Topic
+from shard_worker.disk.wal import SyncJob, Wal
+from shard_worker.pending import AnswerBuilder, Barrier, Pending, PendingAppend, PendingControl
+from shard_worker.request import Request, Timings
+
+Clock = Callable[[], float]  # seconds, only differences count
+
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+
+
+class Committer:
+    def __init__(self, wal: Wal, state: ShardState, settings: Settings, shard: int, clock: Clock) -> None:
+        self._wal = wal
+        self._state = state
+        self._settings = settings
+        self._shard = shard
+        self._clock = clock
+        self._group: list[Pending] = []
+        self._waiting: list[Pending] = []  # written, gated by the next sync
+        self._syncing: list[Pending] = []  # gated by the sync that is running
+        self._waiting_bytes = 0
+        self._raised: list[tuple[Topic, int]] = []  # reservations that the next sync makes durable
+        self._raised_syncing: list[tuple[Topic, int]] = []
+        self._reserving: dict[Topic, None] = {}  # topics that hold a reservation, oldest write first
+        self._keyed: dict[tuple[int, str], PendingAppend] = {}  # writes with an idempotency key, until applied
+        self._marked = 0  # up to where a SYNCED frame vouches
+        self.sync_running = False
+        self.last_sync_ms = 0
+        self.changed: set[Topic] = set()  # topics whose readers should look again
+        self.read_only: TopicsError | None = None
+
+    # --- planning ---------------------------------------------------------------------------------------
+
+    def check_writable(self) -> None:
+        """Refuse early what could not be committed."""
+        if self.read_only is not None:
+            raise self.read_only
+        if self._waiting_bytes > UNSYNCED_MAX_BYTES:
+            raise Throttled(retry_after_ms=RETRY_AFTER_DEFAULT_MS)
+
+    def stage_append(self, pending: PendingAppend) -> None:
+        topic, batch = pending.topic, pending.batch
+        assert topic is not None
+        last = pending.first + batch.count - 1
+        durability = topic.config.durability
+        reserve = 0
+        if durability != "fsync":
+            self._reserve(topic, last, batch.count, pending.ts)
+            reserve = max(0, topic.reserved - last)
+            pending.reserved = topic.reserved
+        if durability != "ephemeral":
+            extra = encode_extra(pending.idem) if pending.idem is not None else b""
+            pending.lsn = self._stage_frame(
+                Kind.APPEND,
+                batch.column_flags | FLAG_EXTRA if extra else batch.column_flags,
+                topic.id,
+                pending.ts,
+                build_append_body(pending.first, batch.count, batch.json, reserve, batch.columns, extra),
+            )
+            pending.json_lsn = pending.lsn + JSON_OFFSET
+        topic.staged_head = last
+        topic.staged_ts = pending.ts
+        topic.pending_records += batch.count
+        topic.pending_bytes += pending.size
+        if pending.idem is not None:
+            self._keyed[topic.id, pending.idem] = pending
+        self._add(pending, topic, durability == "fsync" or last > topic.reserved_synced)
+
+    def _reserve(self, topic: Topic, last: int, count: int, ts: int) -> None:
+        """Keep seqs reserved ahead of what is handed out without a sync (docs/decisions/0003-sync-policy.md)."""
+        room = max(SEQ_RESERVE_MIN, 2 * count)
+        if last + room // 2 <= topic.reserved:
+            return
+        if topic.reserved > topic.reserved_synced:
+            # The last raise is not even synced: this topic is fast, take larger steps.
+            room = min(SEQ_RESERVE_MAX, max(room, 4 * (topic.reserved - topic.reserved_synced)))
+        topic.reserved = last + room
+        self._raised.append((topic, topic.reserved))
+        self._reserving.pop(topic, None)
+        self._reserving[topic] = None
+        if topic.config.durability == "ephemeral":
+            self.stage_control(PendingControl(Watermark(reserve=topic.reserved), topic, ts))
+
+    def stage_control(self, pending: PendingControl, *, gated: bool = False) -> None:
+        pending.lsn = self._stage_frame(
+            pending.fact.kind, 0, pending.topic_id, pending.ts, encode_control(pending.fact)
+        )
+        self._add(pending, pending.topic, gated)
+
+    def reserve_on_create(self, topic: Topic) -> None:
+        """The create frame carries the first reservation; it is synced before anyone hears of the topic."""
+        if topic.config.durability != "fsync":
+            topic.reserved = SEQ_RESERVE_MIN
+            self._raised.append((topic, topic.reserved))
+            self._reserving[topic] = None
+
+    def _stage_frame(
+        self, kind: int, flags: int, topic_id: int, ts: int, body: bytes | Sequence[bytes]
+    ) -> int:
+        wal = self._wal
+        if wal.synced > self._marked:
+            wal.stage(Kind.SYNCED, 0, 0, ts, encode_control(Synced(wal.synced)))
+            self._marked = wal.synced
+        return wal.stage(kind, flags, topic_id, ts, body)
+
+    def _add(self, pending: Pending, topic: Topic | None, gated: bool) -> None:
+        if topic is not None and (gated or topic.gated):
+            topic.gated += 1
+            gated = True
+        pending.gated = gated
+        self._group.append(pending)
+
+    def find_staged(self, topic: Topic, idem: str) -> PendingAppend | None:
+        """A write with this key that is on its way but not applied yet."""
+        return self._keyed.get((topic.id, idem))
+
+    def add_barrier(self, request: Request, topic: Topic, build: AnswerBuilder) -> None:
+        """Answer once everything of this topic that is staged now has been applied; writes nothing."""
+        self._add(Barrier(request, topic, build), topic, True)
+
+    # --- writing ----------------------------------------------------------------------------------------
+
+    def commit(self, now_ms: int) -> None:
+        """Write the group, make visible what may be, answer what is answered."""
+        group, self._group = self._group, []
+        if not group:
+            return
+        started = self._clock()
+        if self._wal.staged:
+            try:
+                self._wal.write(now_ms)
+            except OSError as err:
+                self._fail(group, err)
+                return
+        timings: Timings = {"wal_append_ms": round((self._clock() - started) * 1000, 3), "fsync_ms": 0}
+        done = []
+        for pending in group:
+            if pending.gated:
+                self._waiting.append(pending)
+                self._waiting_bytes += pending.size
+            else:
+                self._apply(pending)
+                done.append(pending)
+        for pending in done:
+            pending.answer(timings)
+
+    def _apply(self, pending: Pending) -> None:
+        pending.apply(self._state)
+        self._settled(pending)
+        if pending.topic is not None:
+            self.changed.add(pending.topic)
+
+    def _settled(self, pending: Pending) -> None:
+        if isinstance(pending, PendingAppend) and pending.idem is not None and pending.topic is not None:
+            del self._keyed[pending.topic.id, pending.idem]
+
+    def _fail(self, group: list[Pending], err: OSError) -> None:
+        error: TopicsError
+        if err.errno in _NO_SPACE:
+            error = self.read_only = ReadOnlyShard(
+                shard=self._shard, free_bytes=None, min_free_bytes=self._settings.min_free_bytes
+            )
+        else:
+            error = ShardUnavailable(
+                shard=self._shard, reason="the log could not be written", retry_after_ms=RETRY_AFTER_DEFAULT_MS
+            )
+        # A SYNCED frame or a reservation that was staged with the group is not in the log: stage them anew.
+        self._marked = 0
+        for topic, _ in self._raised:
+            topic.reserved = topic.reserved_synced
+        self._raised.clear()
+        for pending in reversed(group):
+            if pending.gated and pending.topic is not None:
+                pending.topic.gated -= 1
+            pending.undo(self._state)
+            self._settled(pending)
+        for pending in group:
+            for request in pending.requests():
+                request.fail(error)
+
+    # --- syncing ----------------------------------------------------------------------------------------
+
+    def sync_due(self, now_ms: int) -> bool:
+        if self.sync_running:
+            return False
+        if self._waiting:
+            return True
+        return self._wal.unsynced and now_ms - self.last_sync_ms >= self._settings.sync_interval_ms
+
+    @property
+    def idle(self) -> bool:
+        return not (self._group or self._waiting or self._syncing)
+
+    def oldest_unapplied(self) -> int:
+        """Where a replay must begin so that it meets every frame that is not applied yet."""
+        waiting = [pending.lsn for pending in (*self._syncing, *self._waiting) if pending.lsn]
+        return min(waiting, default=self._wal.end)
+
+    def begin_sync(self, now_ms: int) -> SyncJob:
+        assert not self.sync_running and not self._group
+        self.sync_running = True
+        self.last_sync_ms = now_ms
+        self._syncing, self._waiting = self._waiting, []
+        self._raised_syncing, self._raised = self._raised, []
+        return self._wal.begin_sync()
+
+    def finish_sync(self, job: SyncJob) -> None:
+        self._wal.finish_sync(job)
+        self.sync_running = False
+        done, self._syncing = self._syncing, []
+        for topic, reserved in self._raised_syncing:
+            topic.reserved_synced = max(topic.reserved_synced, reserved)
+        for pending in done:
+            self._waiting_bytes -= pending.size
+            if pending.topic is not None:
+                pending.topic.gated -= 1
+            self._apply(pending)
+        timings: Timings = {"fsync_ms": round(job.run_ms, 3)}
+        for pending in done:
+            pending.answer(timings)
+
+    def release_idle_reservations(self, now_ms: int) -> None:
+        """Topics at rest give their reserved seqs back, so that a power cut costs them no gap."""
+        if self.read_only is not None:
+            return
+        for topic in list(self._reserving):
+            if now_ms - topic.staged_ts < RESERVE_IDLE_MS:
+                break
+            del self._reserving[topic]
+            if topic.gated or topic.staged_head != topic.head or topic.id not in self._state.catalog.by_id:
+                continue
+            topic.reserved_synced = topic.head
+            self.stage_control(PendingControl(Watermark(reserve=topic.head), topic, now_ms))
+        self.commit(now_ms)
+

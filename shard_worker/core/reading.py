@@ -1,0 +1,331 @@
+"""One read of a topic: where it starts, what the reader must be told, which bytes it gets.
+
+A plain read (default projection, nothing filtered or deleted in range, all of it in the log) is answered with
+extents of log files and never touches a record. Everything else goes through bytes. Both give the same document.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import msgspec
+
+from shared.api_types import DiffRequest
+from shared.errors import InvalidRequest
+from shared.limits import (
+    EXTENTS_MAX_PER_ANSWER,
+    READ_DEFAULT_BYTES,
+    READ_DEFAULT_LIMIT,
+    READ_MAX_BYTES,
+    READ_SCAN_MAX_RECORDS,
+    SENDFILE_MIN_BYTES,
+)
+from shared.match import Match, parse_match
+from shared.settings import Settings
+from shared.wal_format import split_lsn
+from shard_worker.core.hot_index import IN_MEMORY
+from shard_worker.core.piece import Piece, PieceSource
+from shard_worker.core.topic import REASON_MIXED, Topic
+
+
+class Tombstone(NamedTuple):
+    gap_from: int
+    gap_to: int
+    reason: str
+
+    def to_json(self, topic: Topic, earliest: int) -> bytes:
+        return (
+            b'{"gap_from":%d,"gap_to":%d,"reason":"%b","missed_estimate":%d,"earliest_seq":%d,"head_seq":%d}'
+            % (
+                self.gap_from,
+                self.gap_to,
+                self.reason.encode(),
+                self.gap_to - self.gap_from + 1,
+                earliest,
+                topic.head,
+            )
+        )
+
+
+class View(NamedTuple):
+    """What a reader asked for, with defaults and limits applied."""
+
+    limit: int
+    max_bytes: int
+    nodes: frozenset[bytes]
+    match: Match | None
+    include_tags: bool
+    include_keys: bool
+    include_meta: bool
+
+    @property
+    def plain(self) -> bool:
+        return not (
+            self.nodes or self.match or self.include_tags or self.include_keys or not self.include_meta
+        )
+
+
+PLAIN_VIEW = View(READ_DEFAULT_LIMIT, READ_DEFAULT_BYTES, frozenset(), None, False, False, True)
+
+
+def view_of(request: DiffRequest, settings: Settings) -> View:
+    limit = min(request.limit or READ_DEFAULT_LIMIT, settings.max_limit)
+    max_bytes = READ_DEFAULT_BYTES if request.max_bytes is None else min(request.max_bytes, READ_MAX_BYTES)
+    nodes = [request.node] if isinstance(request.node, str) else request.node or []
+    try:
+        excluded = frozenset(node.encode() for node in nodes)
+    except UnicodeEncodeError as err:
+        raise InvalidRequest("node has a lone surrogate") from err
+    return View(
+        limit,
+        max_bytes,
+        excluded,
+        parse_match(request.match) if request.match is not None else None,
+        request.include_tags,
+        request.include_keys,
+        request.include_meta,
+    )
+
+
+@dataclass(slots=True)
+class ReadResult:
+    """Records as `chunks` of bytes (each ends with a comma) or as `extents` (file, offset, length)."""
+
+    next_from: int
+    tombstone: Tombstone | None
+    earliest: int
+    chunks: list[bytes | memoryview]
+    extents: list[tuple[int, int, int]]
+    scanned: int
+    delivered: int
+
+    def head_json(self, topic: Topic) -> bytes:
+        return b'{"topic":"%b","records":[' % topic.name.encode()
+
+    def tail_json(self, topic: Topic) -> bytes:
+        """What follows the records, without the closing brace."""
+        lag = topic.head - self.next_from
+        tombstone = self.tombstone.to_json(topic, self.earliest) if self.tombstone else b"null"
+        return (
+            b'],"next_from_seq":%d,"head_seq":%d,"earliest_seq":%d,"caught_up":%b,"tombstone":%b,"lag":%d'
+            % (self.next_from, topic.head, self.earliest, b"false" if lag else b"true", tombstone, lag)
+        )
+
+    def records_json(self) -> bytes:
+        return b"".join(self.chunks)[:-1]
+
+
+def read(
+    topic: Topic, from_seq: int, view: View, floor: int, source: PieceSource, *, extents: bool
+) -> ReadResult:
+    """`floor` is the topic's own, or higher where records have expired that nobody has swept yet."""
+    earliest = max(topic.earliest, min(floor, topic.head + 1))
+    if topic.count and earliest > topic.live_from:
+        earliest = _first_live(topic, earliest)
+    start, stop, tombstone = _bounds(topic, from_seq, floor, earliest)
+    result = ReadResult(stop, tombstone, earliest, [], [], 0, 0)
+    if start > stop:
+        return result
+    if view.plain and (topic.deleted is None or not topic.deleted.count(start, stop)):
+        _read_plain(topic, start, stop, view, source, result, extents)
+    else:
+        _read_filtered(topic, start, stop, view, source, result)
+    return result
+
+
+def _first_live(topic: Topic, seq: int) -> int:
+    while seq <= topic.head and not topic.live_between(seq, seq):
+        hole = next((hole for hole in topic.holes if hole.first <= seq <= hole.last), None)
+        if hole is not None:
+            seq = hole.last + 1
+        else:
+            assert topic.deleted is not None
+            seq = topic.deleted.first_absent(seq)
+    return seq
+
+
+def _bounds(
+    topic: Topic, from_seq: int, floor: int, earliest: int
+) -> tuple[int, int, Tombstone | None]:
+    """The seqs start…stop to look at, and what was lost in front of them."""
+    tombstone = None
+    if from_seq > topic.head:
+        # The reader knows seqs that this topic never had: it was deleted and made anew.
+        tombstone = Tombstone(1, topic.head, "recreated")
+        start = earliest
+    elif from_seq + 1 < floor:
+        reason = topic.reason or "ttl"
+        if floor > topic.floor:
+            reason = "ttl" if topic.reason in (None, "ttl") else REASON_MIXED
+        tombstone = Tombstone(from_seq + 1, floor - 1, reason)
+        start = max(earliest, from_seq + 1)
+    else:
+        start = max(earliest, from_seq + 1)
+    stop = topic.head
+    for hole in topic.holes:
+        if hole.last <= from_seq or hole.last < floor:
+            continue
+        if tombstone is None and hole.first <= start:
+            # Lost seqs lie between the cursor and the next record.
+            tombstone = Tombstone(max(hole.first, from_seq + 1), hole.last, hole.reason)
+            start = max(start, hole.last + 1)
+        elif tombstone is None or hole.first > tombstone.gap_to:
+            # One tombstone per answer: this read ends in front of the next hole.
+            stop = min(stop, hole.first - 1)
+            break
+    return start, stop, tombstone
+
+
+def _read_plain(
+    topic: Topic,
+    start: int,
+    stop: int,
+    view: View,
+    source: PieceSource,
+    result: ReadResult,
+    extents_allowed: bool,
+) -> None:
+    stop = min(stop, start + view.limit - 1)
+    hot = topic.hot
+    index = hot.index_of(start)
+    in_log = index < len(hot.first) and hot.first[index] <= start
+    if in_log and extents_allowed and _read_extents(topic, index, start, stop, view, source, result):
+        return
+    budget = view.max_bytes
+    result.next_from = stop
+    for piece in topic.pieces(start, source):
+        low, high = piece.index_of(start), piece.index_of(stop + 1)
+        if low >= high:
+            break
+        high, budget = _fit(piece, low, high, budget, first=not result.chunks)
+        if high > low:
+            ends = piece.columns.ends
+            result.chunks.append(piece.json[ends[low - 1] if low else 0 : ends[high - 1]])
+            result.delivered += high - low
+        if high < piece.index_of(stop + 1):
+            result.next_from = piece.seq_at(high) - 1
+            break
+    result.scanned = result.delivered
+
+
+def _fit(piece: Piece, low: int, high: int, budget: int, *, first: bool) -> tuple[int, int]:
+    """How far [low, high) fits into `budget` bytes; the very first record always does."""
+    ends = piece.columns.ends
+    base = ends[low - 1] if low else 0
+    if ends[high - 1] - base <= budget:
+        return high, budget - (ends[high - 1] - base)
+    fits = low
+    while fits < high and ends[fits] - base <= budget:
+        fits += 1
+    if first and fits == low:
+        fits = low + 1
+    return fits, 0
+
+
+def _read_extents(
+    topic: Topic, index: int, start: int, stop: int, view: View, source: PieceSource, result: ReadResult
+) -> bool:
+    """Answer with extents if there are few enough of them and enough bytes to pay; False: not a case for them."""
+    hot = topic.hot
+    end = hot.index_of(stop)
+    if end - index + 1 > EXTENTS_MAX_PER_ANSWER or IN_MEMORY in hot.lsn[index : end + 1]:
+        return False
+    if sum(hot.size[index : end + 1]) < SENDFILE_MIN_BYTES:
+        return False
+    budget = view.max_bytes
+    extents: list[tuple[int, int, int]] = []
+    last = stop
+    delivered = 0
+    for at in range(index, end + 1):
+        first, count, size = hot.first[at], hot.count[at], hot.size[at]
+        source.verify_hot(hot.lsn[at])
+        low, high = max(0, start - first), min(count, stop - first + 1)
+        if low == 0 and high == count and size <= budget:
+            begin, finish = 0, size
+            budget -= size
+        else:
+            piece = topic.hot_piece(at, source)
+            fitting, budget = _fit(piece, low, high, budget, first=not extents)
+            ends = piece.columns.ends
+            begin, finish = ends[low - 1] if low else 0, ends[fitting - 1] if fitting else 0
+            if fitting < high:
+                last = first + fitting - 1
+            high = fitting
+        if high > low:
+            file_no, offset = split_lsn(hot.lsn[at])
+            extents.append((file_no, offset + begin, finish - begin))
+            delivered += high - low
+        if last != stop:
+            break
+    file_no, offset, length = extents[-1]
+    extents[-1] = (file_no, offset, length - 1)  # without the comma behind the last record
+    result.extents = extents
+    result.next_from = last
+    result.delivered = result.scanned = delivered
+    return True
+
+
+def _read_filtered(
+    topic: Topic, start: int, stop: int, view: View, source: PieceSource, result: ReadResult
+) -> None:
+    budget = view.max_bytes
+    result.next_from = stop
+    for piece in topic.pieces(start, source):
+        low, high = piece.index_of(start), piece.index_of(stop + 1)
+        if low >= high:
+            break
+        wanted = _wanted(topic, piece, low, high, view)
+        ends = piece.columns.ends
+        for index in range(low, high):
+            seq = piece.seq_at(index)
+            if not wanted[index - low]:
+                result.scanned += 1
+                continue
+            size = ends[index] - (ends[index - 1] if index else 0)
+            if result.delivered >= view.limit or (size > budget and result.delivered):
+                result.next_from = seq - 1
+                return
+            budget -= size
+            result.chunks.append(_project(piece, index, view))
+            result.delivered += 1
+            result.scanned += 1
+        if result.scanned >= READ_SCAN_MAX_RECORDS and piece.seq_at(high - 1) < stop:
+            # A filter that matches nothing must not hold up the shard: the reader goes on from here.
+            result.next_from = piece.seq_at(high - 1)
+            return
+
+
+def _wanted(topic: Topic, piece: Piece, low: int, high: int, view: View) -> Sequence[bool]:
+    wanted = [topic.is_live(piece.seq_at(index)) for index in range(low, high)]
+    if view.nodes:
+        for index, node in enumerate(piece.columns.values("node")[low:high]):
+            if node is not None and node in view.nodes:
+                wanted[index] = False
+    if view.match is not None:
+        value, prefix = view.match.value.encode(), view.match.op == "Glob"
+        for index, held in enumerate(piece.columns.values(view.match.field)[low:high]):
+            if held is None or not (held.startswith(value) if prefix else held == value):
+                wanted[index] = False
+    return wanted
+
+
+def _project(piece: Piece, index: int, view: View) -> bytes | memoryview:
+    """One record as `view` wants it, with its comma."""
+    columns = piece.columns
+    ends = columns.ends
+    record = piece.json[ends[index - 1] if index else 0 : ends[index]]
+    if not view.include_meta and columns.meta is not None and columns.meta[index]:
+        record = memoryview(bytes(record[: -2 - columns.meta[index]]) + b"},")
+    labels = b""
+    if view.include_tags and (tag := columns.tag(index)) is not None:
+        labels += b',"$tag":' + msgspec.json.encode(tag.decode())
+    if view.include_keys and (key := columns.key(index)) is not None:
+        labels += b',"$key":' + msgspec.json.encode(key.decode())
+    if not labels:
+        return record
+    # Behind the `$ts` number, which starts behind the second colon and ends at the next comma.
+    text = bytes(record)
+    at = text.index(b",", text.index(b'"$ts":'))
+    return text[:at] + labels + text[at:]

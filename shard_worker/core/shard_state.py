@@ -1,0 +1,198 @@
+"""Everything a shard knows, and the one way to change it: `apply_*`, for live traffic and for replay alike.
+
+A frame is applied in log order per topic. Frames that concern a topic carry its id; a frame at or before the
+topic's own `lsn` was applied already (a snapshot holds it) and changes nothing, so replaying twice is replaying
+once. Sealing is recognised by its outcome instead: it may be applied later than the frames behind it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shared.api_types import config_from_dict
+from shared.control_frames import (
+    Hole,
+    RecordsDeleted,
+    Sealed,
+    SegmentMoved,
+    Session,
+    Synced,
+    TopicConfigured,
+    TopicCreated,
+    TopicDeleted,
+    Watermark,
+)
+from shared.match import Match
+from shard_worker.core.catalog import Catalog
+from shard_worker.core.dedupe import DedupeWindow
+from shard_worker.core.piece import PieceSource
+from shard_worker.core.topic import REASON_MIXED, Resident, Topic
+
+TIER_HOT, TIER_COLD = "hot", "cold"
+
+
+@dataclass(slots=True)
+class SegmentEntry:
+    """A segment that some topic is served from, or that just lost its last one."""
+
+    number: int
+    size: int
+    digest: str
+    tier: str = TIER_HOT
+    runs: int = 0
+
+
+Fact = (
+    TopicCreated
+    | TopicConfigured
+    | TopicDeleted
+    | RecordsDeleted
+    | Watermark
+    | Sealed
+    | SegmentMoved
+    | Session
+    | Synced
+)
+
+
+class ShardState:
+    def __init__(self) -> None:
+        self.catalog = Catalog()
+        self.segments: dict[int, SegmentEntry] = {}
+        self.last_segment = 0
+        self.clock_ms = 0  # the latest time seen: time never runs backwards here
+        self.boot_id = ""  # under which the log was last written
+        self.dedupe_keys = 0
+        self.resident_topics: list[Topic] = []
+        self.files: dict[int, set[int]] = {}  # log file -> ids of the topics with hot records in it
+        self.source: PieceSource  # set by the shell once it can read files
+
+    # --- appends ----------------------------------------------------------------------------------------
+
+    def apply_append(
+        self,
+        topic: Topic,
+        lsn: int,
+        ts: int,
+        first: int,
+        count: int,
+        json_lsn: int,
+        size: int,
+        flags: int,
+        reserved: int,
+        idem: str | None,
+    ) -> None:
+        """`lsn` is the frame's, `json_lsn` that of its JSON part (0: resident)."""
+        if json_lsn:
+            topic.lsn = lsn
+            file_no = json_lsn >> 32
+            if topic.last_file != file_no:
+                topic.last_file = file_no
+                self.files.setdefault(file_no, set()).add(topic.id)
+        topic.apply_append(first, count, ts, json_lsn, size, flags, self.source)
+        if reserved > topic.reserved:
+            topic.reserved = reserved
+        if ts > self.clock_ms:
+            self.clock_ms = ts
+        if idem is not None:
+            self._remember(topic, idem, first, count, ts)
+
+    def keep_resident(self, topic: Topic, first: int, json: bytes, columns: bytes) -> None:
+        """The bytes of an ephemeral batch, in front of its `apply_append`."""
+        if topic.resident is None:
+            topic.resident = {}
+            self.resident_topics.append(topic)
+        topic.resident[first] = Resident(json, columns)
+        topic.resident_bytes += len(json) + len(columns)
+
+    def resident_bytes(self) -> int:
+        """Bytes of batches that are in memory only."""
+        return sum(topic.resident_bytes for topic in self.resident_topics)
+
+    def _remember(self, topic: Topic, key: str, first: int, count: int, ts: int) -> None:
+        if topic.dedupe is None:
+            topic.dedupe = DedupeWindow()
+        window = topic.dedupe
+        self.dedupe_keys -= len(window)
+        window.expire(ts, topic.config.idempotency_window_ms)
+        window.remember(key, first, count, ts)
+        self.dedupe_keys += len(window)
+
+    # --- everything else --------------------------------------------------------------------------------
+
+    def apply(self, lsn: int, topic_id: int, ts: int, fact: Fact) -> int:
+        """Make one control frame true. Returns the number of records it removed."""
+        self.clock_ms = max(self.clock_ms, ts)
+        match fact:
+            case Sealed():
+                self._apply_sealed(fact)
+                return 0
+            case SegmentMoved():
+                if fact.segment in self.segments:
+                    self.segments[fact.segment].tier = fact.tier
+                return 0
+            case Session():
+                self.boot_id = fact.boot_id
+                return 0
+            case Synced():
+                return 0
+            case TopicCreated():
+                self._apply_created(lsn, topic_id, fact)
+                return 0
+        topic = self.catalog.by_id.get(topic_id)
+        if topic is None or lsn <= topic.lsn:
+            return 0
+        topic.lsn = lsn
+        match fact:
+            case TopicConfigured():
+                config = self.catalog.shared_config(config_from_dict(fact.config))
+                topic.apply_config(config, self.source)
+            case TopicDeleted():
+                self._forget(topic)
+                return topic.count
+            case RecordsDeleted():
+                match = Match.from_wire(fact.match) if fact.match is not None else None
+                return topic.apply_delete(fact.upto, fact.before, match, self.source)
+            case Watermark():
+                self._apply_watermark(topic, fact)
+        return 0
+
+    def _apply_created(self, lsn: int, topic_id: int, fact: TopicCreated) -> None:
+        if topic_id in self.catalog.by_id:
+            return
+        topic = self.catalog.planned.get(fact.name)
+        if topic is None or topic.id != topic_id:
+            config = self.catalog.shared_config(config_from_dict(fact.config))
+            topic = Topic(id=topic_id, name=fact.name, epoch=fact.epoch, config=config)
+        topic.lsn = lsn
+        topic.reserved = max(topic.reserved, fact.reserve)
+        self.catalog.show(topic)
+
+    def _forget(self, topic: Topic) -> None:
+        for run in topic.runs:
+            self.source.run_dropped(run.segment)
+        if topic.dedupe is not None:
+            self.dedupe_keys -= len(topic.dedupe)
+        self.catalog.hide(topic)
+        if topic.resident is not None:
+            self.resident_topics.remove(topic)
+
+    def _apply_watermark(self, topic: Topic, fact: Watermark) -> None:
+        if fact.hole is not None:
+            topic.apply_hole(Hole(*fact.hole))
+        if fact.floor is not None:
+            topic.apply_floor(fact.floor, fact.reason or REASON_MIXED, self.source)
+        if fact.reserve is not None:
+            topic.reserved = max(fact.reserve, topic.head)
+
+    def _apply_sealed(self, fact: Sealed) -> None:
+        self.last_segment = max(self.last_segment, fact.segment)
+        if fact.segment not in self.segments:
+            self.segments[fact.segment] = SegmentEntry(fact.segment, fact.size, fact.digest)
+        for share in fact.topics:
+            topic = self.catalog.by_id.get(share.topic_id)
+            if topic is None or any(run.segment == fact.segment for run in topic.runs):
+                continue
+            topic.apply_sealed(fact.segment, share.last, share.max_ts, self.source)
+            if not len(topic.hot):
+                topic.last_file = 0

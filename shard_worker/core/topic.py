@@ -1,0 +1,467 @@
+"""One topic: its seqs, floors, holes and the index of its records. No clock, disk or socket.
+
+State changes only through the `apply_*` methods, which live traffic and replay both call, in log order.
+`source` lets them look into records (sizes, tags) wherever those are kept.
+
+T1 every seq in 1…head is live, or below `live_from`, or in `deleted`, or in a hole (lost in a power cut, or
+   trimmed at a router's source).
+T2 `count` and `bytes` are those of the live ones.
+T3 floor ≤ live_from; neither ever moves back.
+T4 `ts` never decreases with seq.
+(tests/model/test_topic_model.py)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from shared.api_types import TopicConfig
+from shared.columns import Columns
+from shared.control_frames import Hole
+from shared.match import Match
+from shard_worker.core.dedupe import DedupeWindow
+from shard_worker.core.hot_index import IN_MEMORY, HotEntry, HotIndex
+from shard_worker.core.hot_terms import HotTerms
+from shard_worker.core.piece import Piece, PieceSource
+from shard_worker.core.seq_set import SeqSet
+
+REASON_CAP, REASON_TTL, REASON_MIXED, REASON_SOURCE_TRIM = "cap", "ttl", "mixed", "source_trim"
+
+
+@dataclass(slots=True)
+class Run:
+    """The sealed records first…last of a topic, in one segment."""
+
+    segment: int
+    first: int
+    last: int
+    live: int  # bytes of its live records; 0 means that none is left
+    max_ts: int
+
+
+class Resident(NamedTuple):
+    """A batch that is kept in memory only."""
+
+    json: bytes
+    columns: bytes
+
+
+class Topic:
+    __slots__ = (
+        "bytes",
+        "config",
+        "count",
+        "dedupe",
+        "deleted",
+        "epoch",
+        "floor",
+        "gated",
+        "head",
+        "holes",
+        "hot",
+        "hot_bytes",
+        "id",
+        "last_file",
+        "last_read_ts",
+        "last_ts",
+        "live_from",
+        "lsn",
+        "name",
+        "pending_bytes",
+        "pending_records",
+        "reason",
+        "reserved",
+        "reserved_synced",
+        "resident",
+        "resident_bytes",
+        "runs",
+        "staged_head",
+        "staged_ts",
+        "terms",
+        "waiters",
+    )
+
+    def __init__(self, *, id: int, name: str, epoch: int, config: TopicConfig) -> None:
+        self.id = id
+        self.name = name
+        self.epoch = epoch
+        self.config = config
+        self.lsn = 0  # the last frame applied to this topic; replay skips up to here
+        self.head = 0
+        self.last_ts = 0
+        self.floor = 1  # evict_floor: everything below was lost involuntarily (or deleted before that)
+        self.reason: str | None = None
+        self.live_from = 1
+        self.count = 0
+        self.bytes = 0
+        self.holes: list[Hole] = []
+        self.hot = HotIndex()
+        self.hot_bytes = 0  # JSON bytes in the hot part, dead ones included: when it is due for sealing
+        self.runs: list[Run] = []
+        self.deleted: SeqSet | None = None
+        self.dedupe: DedupeWindow | None = None
+        self.terms: HotTerms | None = None
+        self.resident: dict[int, Resident] | None = None
+        self.resident_bytes = 0
+        self.last_read_ts = 0
+        self.last_file = 0  # newest log file that holds a record of this topic
+        # Handed out but not applied yet: frames that wait for their group.
+        self.staged_head = 0
+        self.staged_ts = 0
+        self.pending_records = 0
+        self.pending_bytes = 0
+        self.gated = 0  # frames of this topic that wait for a sync; later ones must queue behind them
+        # Seqs up to `reserved` may be handed out without a sync; see docs/decisions/0003-sync-policy.md.
+        self.reserved = 0
+        self.reserved_synced = 0
+        self.waiters: list[object] | None = None
+
+    def __repr__(self) -> str:
+        return (
+            f"<Topic {self.name} id={self.id} {self.config.durability} head={self.head} floor={self.floor} "
+            f"live_from={self.live_from} count={self.count} hot={len(self.hot)} runs={len(self.runs)}>"
+        )
+
+    @property
+    def earliest(self) -> int:
+        return self.live_from if self.count else self.head + 1
+
+    # --- looking into records ---------------------------------------------------------------------------
+
+    def hot_piece(self, index: int, source: PieceSource) -> Piece:
+        entry = self.hot.entry(index)
+        if entry.lsn == IN_MEMORY:
+            return self._resident_piece(entry)
+        return source.hot_piece(self.id, *entry)
+
+    def _resident_piece(self, entry: HotEntry) -> Piece:
+        assert self.resident is not None
+        json, columns = self.resident[entry.first]
+        return Piece(
+            first=entry.first,
+            last=entry.last,
+            count=entry.records,
+            ts=entry.ts,
+            load_columns=lambda: (Columns(entry.flags, entry.records, entry.size, memoryview(columns)), None, None),
+            load_json=lambda: memoryview(json),
+        )
+
+    def pieces(self, seq: int, source: PieceSource) -> Iterator[Piece]:
+        """All pieces that hold `seq` or anything behind it, in order."""
+        for run in self.runs:
+            if run.last >= seq:
+                yield from source.sealed_pieces(run.segment, self.id, max(seq, run.first), run.last)
+        hot = self.hot
+        for index in range(hot.index_of(seq), len(hot.first)):
+            yield self.hot_piece(index, source)
+
+    def is_live(self, seq: int) -> bool:
+        return seq >= self.live_from and (self.deleted is None or seq not in self.deleted)
+
+    def live_between(self, first: int, last: int) -> int:
+        """How many live records there are in first…last."""
+        first = max(first, self.live_from)
+        if last < first:
+            return 0
+        live = last - first + 1
+        if self.deleted is not None:
+            live -= self.deleted.count(first, last)
+        for hole in self.holes:
+            live -= max(0, min(last, hole.last) - max(first, hole.first) + 1)
+        return live
+
+    # --- what changes a topic ---------------------------------------------------------------------------
+
+    def apply_append(
+        self, first: int, count: int, ts: int, lsn: int, size: int, flags: int, source: PieceSource
+    ) -> None:
+        """Records first…first + count - 1 are in the log (or resident); make them visible, then hold the caps."""
+        if first > self.head + 1:
+            self.apply_hole(Hole(self.head + 1, first - 1, REASON_MIXED))
+        if not self.count:
+            self.live_from = first
+        self.hot.append(first, count, ts, lsn, size, flags)
+        self.head = first + count - 1
+        if self.staged_head < self.head:
+            self.staged_head = self.head
+        self.last_ts = ts
+        self.count += count
+        self.bytes += size
+        self.hot_bytes += size
+        if self.terms is not None:
+            self.terms.add(self.hot_piece(len(self.hot.first) - 1, source))
+        config = self.config
+        if config.discard == "old" and (
+            0 < config.cap_records < self.count or 0 < config.cap_bytes < self.bytes
+        ):
+            self._hold_caps(source)
+
+    def apply_hole(self, hole: Hole) -> None:
+        """Seqs that will never be seen: the head moves over them."""
+        if hole.last <= self.head:
+            return
+        first = max(hole.first, self.head + 1)
+        self.holes.append(Hole(first, hole.last, hole.reason))
+        self.head = hole.last
+        self.staged_head = max(self.staged_head, self.head)
+        if not self.count:
+            self.live_from = self.head + 1
+
+    def apply_floor(self, floor: int, reason: str, source: PieceSource) -> None:
+        """Everything below `floor` is lost to cap or TTL. A floor that arrives late changes nothing."""
+        floor = min(floor, self.head + 1)
+        if floor <= self.floor:
+            return
+        self.reason = reason if self.reason in (None, reason) else REASON_MIXED
+        self.floor = floor
+        self._drop_below(floor, source)
+        while self.holes and self.holes[0].last < floor:
+            del self.holes[0]
+
+    def apply_loss(self, source: PieceSource) -> None:
+        """All records are gone, as an ephemeral topic's are after a restart. Its seqs go on."""
+        for run in self.runs:
+            source.run_dropped(run.segment)
+        self.runs = []
+        self.hot = HotIndex()
+        self.hot_bytes = self.count = self.bytes = 0
+        self.holes, self.deleted, self.terms = [], None, None
+        self.live_from = self.head + 1
+        if self.floor <= self.head:
+            self.floor = self.head + 1
+            self.reason = REASON_MIXED
+
+    def apply_config(self, config: TopicConfig, source: PieceSource) -> None:
+        self.config = config
+        if config.discard == "old":
+            self._hold_caps(source)
+
+    def apply_delete(self, upto: int, before: int | None, match: Match | None, source: PieceSource) -> int:
+        """Remove live records on purpose: no floor moves, nobody is told. Returns how many."""
+        bound = upto if before is None else min(upto, before - 1)
+        held = self.count
+        if match is None:
+            self._drop_below(bound + 1, source)
+        else:
+            self._delete_matching(bound, match, source)
+        return held - self.count
+
+    def apply_remove(self, seqs: list[int], source: PieceSource) -> int:
+        """Remove single records by seq. Returns how many were live."""
+        held = self.count
+        for seq in seqs:
+            if self.live_from <= seq <= self.head and self.is_live(seq):
+                self._mark(seq, source)
+        self._advance(source)
+        return held - self.count
+
+    def apply_sealed(self, segment: int, last: int, max_ts: int, source: PieceSource) -> None:
+        """The hot records up to `last` (the end of a batch) are now in a segment."""
+        hot = self.hot
+        end = hot.index_of(last + 1)
+        if end > hot.start:
+            first = hot.first[hot.start]
+            live = sum(hot.live[hot.start : end])
+            self._forget_hot(end)
+            if live:
+                self.runs.append(Run(segment, first, last, live, max_ts))
+                source.run_added(segment)
+
+    def expired_floor(self, now_ms: int, source: PieceSource) -> int:
+        """Where the floor would be if everything older than the TTL were gone at `now_ms`."""
+        ttl_ms = self.config.ttl_ms
+        if not ttl_ms or not self.count:
+            return self.floor
+        cutoff = now_ms - ttl_ms
+        for run in self.runs:
+            if run.max_ts >= cutoff:
+                for piece in source.sealed_pieces(run.segment, self.id, self.live_from, run.last):
+                    index = piece.first_not_older(cutoff)
+                    if index < piece.count:
+                        return max(self.floor, min(piece.seq_at(index), self.head + 1))
+        hot = self.hot
+        index = hot.first_not_older(cutoff)
+        return max(self.floor, hot.first[index] if index < len(hot.first) else self.head + 1)
+
+    # --- removal ----------------------------------------------------------------------------------------
+
+    def _hold_caps(self, source: PieceSource) -> None:
+        """Evict the oldest until both caps hold."""
+        config = self.config
+        floor = self.live_from
+        if 0 < config.cap_records < self.count:
+            floor = self._seq_after_live(self.count - config.cap_records)
+        excess = self.bytes - config.cap_bytes if config.cap_bytes else 0
+        if excess > 0:
+            floor = max(floor, self._seq_after_bytes(excess, source))
+        if floor > self.live_from:
+            self.apply_floor(floor, REASON_CAP, source)
+
+    def _seq_after_live(self, wanted: int) -> int:
+        """The seq behind the first `wanted` live records."""
+        low = high = self.live_from + wanted - 1
+        while self.live_between(self.live_from, high) < wanted:
+            low, high = high + 1, min(self.head, high + (high - self.live_from) + wanted)
+        while low < high:
+            middle = (low + high) // 2
+            if self.live_between(self.live_from, middle) >= wanted:
+                high = middle
+            else:
+                low = middle + 1
+        return high + 1
+
+    def _seq_after_bytes(self, excess: int, source: PieceSource) -> int:
+        """The seq behind the oldest live records that together have at least `excess` bytes."""
+        for run in self.runs:
+            if run.live < excess:
+                excess -= run.live
+                continue
+            for piece in source.sealed_pieces(run.segment, self.id, self.live_from, run.last):
+                excess, seq = self._consume(piece, excess)
+                if excess <= 0:
+                    return seq
+        hot = self.hot
+        for index in range(hot.start, len(hot.first)):
+            if hot.live[index] < excess:
+                excess -= hot.live[index]
+                continue
+            if hot.count[index] == 1:
+                return hot.first[index] + 1
+            excess, seq = self._consume(self.hot_piece(index, source), excess)
+            if excess <= 0:
+                return seq
+        return self.head + 1
+
+    def _consume(self, piece: Piece, excess: int) -> tuple[int, int]:
+        for index in range(piece.index_of(self.live_from), piece.count):
+            if self.is_live(piece.seq_at(index)):
+                excess -= piece.size_at(index)
+                if excess <= 0:
+                    return excess, piece.seq_at(index) + 1
+        return excess, piece.last + 1
+
+    def _drop_below(self, seq: int, source: PieceSource) -> None:
+        """Everything below `seq` is gone, for whatever reason."""
+        seq = min(seq, self.head + 1)
+        if seq <= self.live_from:
+            return
+        self.count -= self.live_between(self.live_from, seq - 1)
+        while self.runs and self.runs[0].last < seq:
+            run = self.runs.pop(0)
+            self.bytes -= run.live
+            source.run_dropped(run.segment)
+        if self.runs and self.runs[0].first < seq:
+            run = self.runs[0]
+            for piece in source.sealed_pieces(run.segment, self.id, self.live_from, seq - 1):
+                gone = self._live_bytes(piece, seq)
+                run.live -= gone
+                self.bytes -= gone
+        hot = self.hot
+        index = hot.index_of(seq)
+        self.bytes -= sum(hot.live[hot.start : index])
+        self._forget_hot(index)
+        index = hot.start
+        if index < len(hot.first) and hot.first[index] < seq:
+            gone = self._live_bytes(self.hot_piece(index, source), seq)
+            hot.live[index] -= gone
+            self.bytes -= gone
+        self.live_from = seq
+        self._advance(source)
+
+    def _live_bytes(self, piece: Piece, below: int) -> int:
+        """The bytes of the piece's live records below `below`."""
+        low, high = piece.index_of(self.live_from), piece.index_of(below)
+        if low >= high:
+            return 0
+        ends = piece.columns.ends
+        total = ends[high - 1] - (ends[low - 1] if low else 0)
+        if self.deleted is not None:
+            for seq in self.deleted.within(piece.seq_at(low), piece.seq_at(high - 1)):
+                index = piece.index_of(seq)
+                if index < piece.count and piece.seq_at(index) == seq:
+                    total -= piece.size_at(index)
+        return total
+
+    def _delete_matching(self, bound: int, match: Match, source: PieceSource) -> None:
+        value, prefix = match.value.encode(), match.op == "Glob"
+        for run in list(self.runs):
+            if run.first > bound:
+                break
+            for piece in source.sealed_matches(run.segment, self.id, match.field, value, prefix):
+                for index, held in enumerate(piece.columns.values(match.field)):
+                    if held is not None and (held.startswith(value) if prefix else held == value):
+                        seq = piece.seq_at(index)
+                        if run.first <= seq <= min(bound, run.last) and self.is_live(seq):
+                            self._mark_in(seq, piece.size_at(index), run)
+        if self.terms is None:
+            self.terms = HotTerms()
+            for hot_index in range(self.hot.start, len(self.hot.first)):
+                self.terms.add(self.hot_piece(hot_index, source))
+        for seq in self.terms.find(match.field, value, prefix):
+            if seq <= bound and self.is_live(seq):
+                self._mark(seq, source)
+        self._advance(source)
+
+    def _mark(self, seq: int, source: PieceSource) -> None:
+        """One live record is removed."""
+        hot = self.hot
+        if hot.start < len(hot.first) and seq >= hot.first[hot.start]:
+            index = hot.index_of(seq)
+            if hot.count[index] == 1:
+                size = hot.size[index]
+            else:
+                size = self.hot_piece(index, source).size_at(seq - hot.first[index])
+            hot.live[index] -= size
+            self._mark_in(seq, size, None)
+            return
+        for run in self.runs:
+            if run.first <= seq <= run.last:
+                for piece in source.sealed_pieces(run.segment, self.id, seq, seq):
+                    self._mark_in(seq, piece.size_at(piece.index_of(seq)), run)
+                return
+
+    def _mark_in(self, seq: int, size: int, run: Run | None) -> None:
+        if self.deleted is None:
+            self.deleted = SeqSet()
+        self.deleted.add(seq)
+        self.count -= 1
+        self.bytes -= size
+        if run is not None:
+            run.live -= size
+
+    def _advance(self, source: PieceSource) -> None:
+        """Move `live_from` to the first live record, and let go of what lies before it or is all dead."""
+        if not self.count:
+            self.live_from = self.head + 1
+        else:
+            seq = self.live_from
+            while True:
+                at = self.deleted.first_absent(seq) if self.deleted is not None else seq
+                for hole in self.holes:
+                    if hole.first <= at <= hole.last:
+                        at = hole.last + 1
+                if at == seq:
+                    break
+                seq = at
+            self.live_from = seq
+        if self.deleted is not None:
+            self.deleted.forget_below(self.live_from)
+            if not len(self.deleted):
+                self.deleted = None
+        if any(not run.live for run in self.runs):
+            for run in self.runs:
+                if not run.live:
+                    source.run_dropped(run.segment)
+            self.runs = [run for run in self.runs if run.live]
+        self._forget_hot(self.hot.index_of(self.live_from))
+
+    def _forget_hot(self, index: int) -> None:
+        self.hot_bytes -= sum(self.hot.size[self.hot.start : index])
+        for entry in self.hot.drop_before(index):
+            if self.resident is not None and entry.first in self.resident:
+                batch = self.resident.pop(entry.first)
+                self.resident_bytes -= len(batch.json) + len(batch.columns)
+        if self.terms is not None and self.terms.stale(len(self.hot)):
+            self.terms = None  # built anew from the hot part when the next delete asks

@@ -1,0 +1,94 @@
+"""A topic as a snapshot holds it, and back."""
+
+from __future__ import annotations
+
+from array import array
+
+from shared.api_types import config_from_dict, config_to_dict
+from shared.control_frames import Hole
+from shared.snapshot_items import DedupeEntry, SealedRun, SnapTopic
+from shared.snapshot_items import HotIndex as SnapHot
+from shard_worker.core.catalog import Catalog
+from shard_worker.core.dedupe import DedupeWindow
+from shard_worker.core.hot_index import IN_MEMORY, HotIndex
+from shard_worker.core.seq_set import SeqSet
+from shard_worker.core.topic import REASON_MIXED, Run, Topic
+
+
+def topic_to_snapshot(topic: Topic, *, clean: bool) -> SnapTopic:
+    """`clean`: nothing is on its way any more, so reserved seqs are given back."""
+    hot, holes, lost_records, lost_bytes = _without_residents(topic)
+    dedupe = topic.dedupe.entries() if topic.dedupe is not None else []
+    return SnapTopic(
+        id=topic.id,
+        name=topic.name,
+        epoch=topic.epoch,
+        config=config_to_dict(topic.config),
+        lsn=topic.lsn,
+        head=topic.head,
+        reserve=topic.head if clean else max(topic.reserved, topic.head),
+        ts=topic.last_ts,
+        floor=topic.floor,
+        reason=topic.reason,
+        first=topic.live_from,
+        count=topic.count - lost_records,
+        json_bytes=topic.bytes - lost_bytes,
+        holes=holes,
+        deleted=topic.deleted.to_bytes() if topic.deleted is not None else None,
+        hot=hot,
+        sealed=tuple(
+            SealedRun(run.segment, run.first, run.last, topic.live_between(run.first, run.last), run.live, run.max_ts)
+            for run in topic.runs
+        ),
+        dedupe=tuple(DedupeEntry(key, entry.first, entry.records, entry.ts) for key, entry in dedupe),
+    )
+
+
+def _without_residents(topic: Topic) -> tuple[SnapHot, tuple[Hole, ...], int, int]:
+    """The hot index as a later process can use it. Resident batches die with this one and leave holes."""
+    hot = topic.hot
+    columns = (hot.first, hot.lsn, hot.ts, hot.size, hot.live, hot.count, hot.flags)
+    if IN_MEMORY not in hot.lsn[hot.start :]:
+        return SnapHot(*(column[hot.start :] for column in columns)), tuple(topic.holes), 0, 0
+    lost: list[Hole] = []
+    kept: list[int] = []
+    records = size = 0
+    for index in range(hot.start, len(hot.first)):
+        if hot.lsn[index] != IN_MEMORY:
+            kept.append(index)
+            continue
+        first = hot.first[index]
+        last = first + hot.count[index] - 1
+        records += topic.live_between(first, last)
+        size += hot.live[index]
+        if lost and lost[-1].last == first - 1:
+            lost[-1] = Hole(lost[-1].first, last, REASON_MIXED)
+        else:
+            lost.append(Hole(first, last, REASON_MIXED))
+    stored = (array(column.typecode, [column[index] for index in kept]) for column in columns)
+    return SnapHot(*stored), tuple(sorted([*topic.holes, *lost])), records, size
+
+
+def topic_from_snapshot(stored: SnapTopic, catalog: Catalog) -> Topic:
+    config = catalog.shared_config(config_from_dict(stored.config))
+    topic = Topic(id=stored.id, name=stored.name, epoch=stored.epoch, config=config)
+    topic.lsn = stored.lsn
+    topic.head = topic.staged_head = stored.head
+    topic.reserved = stored.reserve
+    topic.last_ts = topic.staged_ts = stored.ts
+    topic.floor = stored.floor
+    topic.reason = stored.reason
+    topic.live_from = stored.first
+    topic.count = stored.count
+    topic.bytes = stored.json_bytes
+    topic.holes = list(stored.holes)
+    topic.deleted = SeqSet(stored.deleted) if stored.deleted is not None else None
+    hot = stored.hot
+    topic.hot = HotIndex.of(hot.first, hot.lsn, hot.ts, hot.size, hot.live, hot.count, hot.flags)
+    topic.hot_bytes = sum(hot.size)
+    topic.runs = [Run(run.segment, run.first, run.last, run.json_bytes, run.max_ts) for run in stored.sealed]
+    if stored.dedupe:
+        topic.dedupe = DedupeWindow()
+        for entry in stored.dedupe:
+            topic.dedupe.remember(entry.key, entry.first, entry.count, entry.ts)
+    return topic

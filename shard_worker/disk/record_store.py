@@ -1,0 +1,212 @@
+"""Where records are read from: batches in log files, blocks in segment files, hot or cold.
+
+Every byte that leaves here was written or verified since this process started: replay verifies the log's tail,
+older frames are verified when they are first touched, blocks and indexes whenever they are loaded.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from struct import Struct
+
+from shared.columns import COLUMN_ENDS, Columns
+from shared.errors import CorruptFrame, CorruptSegment
+from shared.format_errors import FormatError
+from shared.frame import Frame, decode_frame
+from shared.io.durable_fs import File, FileSystem
+from shared.segment_index import BlockEntry, SegmentIndex
+from shared.segment_reader import read_block, read_block_columns, read_index, read_terms, read_trailer
+from shared.segment_terms import Terms, Trailer
+from shared.wal_format import FLAG_EXTRA, JSON_OFFSET, LSN_OFFSET_BITS
+from shard_worker.core.piece import Piece
+from shard_worker.core.seq_set import SeqSet
+from shard_worker.core.shard_state import TIER_COLD, ShardState
+from shard_worker.disk.byte_cache import ByteCache
+from shard_worker.disk.wal import Wal
+
+_FLAGS_AT = 10
+_COLUMNS_LENGTH_AT = 60
+_u16 = Struct("<H").unpack_from
+_u32 = Struct("<I").unpack_from
+_LENGTH_AT = 4
+
+
+def segment_file_name(number: int) -> str:
+    return f"{number:010d}.seg"
+
+
+def segment_number(name: str) -> int | None:
+    stem, dot, ending = name.partition(".")
+    return int(stem) if dot and ending == "seg" and len(stem) == 10 and stem.isdigit() else None
+
+
+class RecordStore:
+    def __init__(
+        self,
+        fs: FileSystem,
+        wal: Wal,
+        state: ShardState,
+        *,
+        hot_directory: str,
+        cold_directory: str | None,
+        cache_bytes: int,
+    ) -> None:
+        self._fs = fs
+        self._wal = wal
+        self._state = state
+        self._hot_directory = hot_directory
+        self._cold_directory = cold_directory
+        self._files: dict[int, File] = {}
+        self.cache = ByteCache(cache_bytes)
+        self.verified_from = 0  # log positions from here on were verified by replay or written by us
+        self._verified = SeqSet()  # older ones that were verified since
+
+    # --- log --------------------------------------------------------------------------------------------
+
+    def hot_piece(self, topic_id: int, first: int, count: int, ts: int, lsn: int, size: int, flags: int) -> Piece:
+        self.verify_hot(lsn)
+        return Piece(
+            first=first,
+            last=first + count - 1,
+            count=count,
+            ts=ts,
+            load_columns=lambda: (self._hot_columns(count, lsn, size, flags), None, None),
+            load_json=lambda: memoryview(self._wal.read(lsn, size)),
+        )
+
+    def verify_hot(self, lsn: int) -> None:
+        """Make sure that the frame whose JSON part is at `lsn` is intact."""
+        if lsn >= self.verified_from or lsn in self._verified:
+            return
+        at = lsn - JSON_OFFSET
+        header = self._wal.read(at, JSON_OFFSET)
+        length = _u32(header, _LENGTH_AT)[0] if len(header) == JSON_OFFSET else 0
+        found = decode_frame(memoryview(self._wal.read(at, length)), 0, at) if length else None
+        if not isinstance(found, Frame):
+            file = self._wal.files[lsn >> LSN_OFFSET_BITS]
+            reason = getattr(found, "reason", "a frame is missing")
+            raise CorruptFrame(path=file.path, offset=at & 0xFFFFFFFF, reason=reason)
+        self._verified.add(lsn)
+
+    def _hot_columns(self, count: int, lsn: int, size: int, flags: int) -> Columns:
+        if not flags:
+            return Columns(0, count, size, memoryview(b""))
+        if flags == COLUMN_ENDS:
+            return Columns(flags, count, size, memoryview(self._wal.read(lsn + size, 4 * count)))
+        header = self._wal.read(lsn - JSON_OFFSET, JSON_OFFSET)
+        length = _u32(header, _COLUMNS_LENGTH_AT)[0]
+        columns = self._wal.read(lsn + size, length)
+        if _u16(header, _FLAGS_AT)[0] & FLAG_EXTRA:
+            columns = columns[: length - 4 - _u32(columns, length - 4)[0]]
+        return Columns(flags, count, size, memoryview(columns))
+
+    # --- segments ---------------------------------------------------------------------------------------
+
+    def run_added(self, segment: int) -> None:
+        self._state.segments[segment].runs += 1
+
+    def run_dropped(self, segment: int) -> None:
+        self._state.segments[segment].runs -= 1
+
+    def segment_path(self, number: int) -> str:
+        entry = self._state.segments.get(number)
+        if entry is not None and entry.tier == TIER_COLD and self._cold_directory is not None:
+            return f"{self._cold_directory}/data/{segment_file_name(number)}"
+        return f"{self._hot_directory}/{segment_file_name(number)}"
+
+    def sealed_pieces(self, segment: int, topic_id: int, first: int, last: int) -> Iterator[Piece]:
+        index = self._index(segment)
+        ordinal = index.block_for(topic_id, first)
+        if ordinal is None:
+            return
+        for at in range(ordinal, index.blocks_of(topic_id).stop):
+            entry = index.block(at)
+            if entry.first > last:
+                return
+            yield self._block_piece(segment, at, entry)
+
+    def sealed_matches(
+        self, segment: int, topic_id: int, field: str, value: bytes, prefix: bool
+    ) -> Iterator[Piece]:
+        index = self._index(segment)
+        if prefix:
+            ordinals = index.glob_blocks(topic_id, field, value)
+        else:
+            ordinals = self._terms(segment).find_blocks(topic_id, field, value)
+        for ordinal in ordinals:
+            entry = index.block(ordinal)
+            if entry.topic_id == topic_id:  # a hash may collide
+                yield self._block_piece(segment, ordinal, entry)
+
+    def _block_piece(self, segment: int, ordinal: int, entry: BlockEntry) -> Piece:
+        def columns() -> tuple[Columns, Sequence[int] | None, array[int] | None]:
+            def load() -> tuple[tuple[Columns, Sequence[int], array[int] | None], int]:
+                block = self._guard(segment, lambda file: read_block_columns(file.pread, entry))
+                times = block.times if not isinstance(block.times, int) else None
+                return (block.columns, block.seqs, times), 256 + 16 * entry.count + len(block.columns._buffer)
+
+            return self.cache.get((segment, ordinal, "columns"), load)
+
+        def json() -> memoryview:
+            def load() -> tuple[memoryview, int]:
+                block = self._guard(segment, lambda file: read_block(file.pread, entry))
+                return block.json, 256 + len(block.json)
+
+            return self.cache.get((segment, ordinal, "json"), load)
+
+        return Piece(
+            first=entry.first,
+            last=entry.last,
+            count=entry.count,
+            ts=entry.max_ts,
+            load_columns=columns,
+            load_json=json,
+        )
+
+    def _trailer(self, segment: int) -> Trailer:
+        def load() -> tuple[Trailer, int]:
+            return self._guard(segment, lambda file: read_trailer(file.pread, file.size())), 256
+
+        return self.cache.get((segment, 0, "trailer"), load)
+
+    def _index(self, segment: int) -> SegmentIndex:
+        def load() -> tuple[SegmentIndex, int]:
+            trailer = self._trailer(segment)
+            index = self._guard(segment, lambda file: read_index(file.pread, trailer))
+            return index, 1024 + 100 * index.block_count + 160 * index.topic_count
+
+        return self.cache.get((segment, 0, "index"), load)
+
+    def _terms(self, segment: int) -> Terms:
+        def load() -> tuple[Terms, int]:
+            trailer = self._trailer(segment)
+            terms = self._guard(segment, lambda file: read_terms(file.pread, trailer))
+            return terms, 256 + 12 * terms.count
+
+        return self.cache.get((segment, 0, "terms"), load)
+
+    def _guard(self, segment: int, use):  # type: ignore[no-untyped-def]
+        """Run `use(file)`; whatever is wrong with the file becomes an error that names it."""
+        path = self.segment_path(segment)
+        try:
+            file = self._files.get(segment)
+            if file is None:
+                file = self._files[segment] = self._fs.open(path)
+            return use(file)
+        except FormatError as err:
+            raise CorruptSegment(path=path, offset=getattr(err, "offset", None), reason=str(err)) from err
+        except OSError as err:
+            raise CorruptSegment(path=path, offset=None, reason=f"cannot be read: {err}") from err
+
+    def forget_segment(self, number: int) -> None:
+        """The file is gone, or has moved: open it anew when it is next needed."""
+        file = self._files.pop(number, None)
+        if file is not None:
+            file.close()
+        self.cache.drop(lambda key: isinstance(key, tuple) and key[0] == number)
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
+        self._files = {}

@@ -1,0 +1,163 @@
+"""Sealing: the live hot records of many topics become one segment file.
+
+`SealPlan` is taken between turns and holds everything the job needs; `write_segment` runs in a thread and only reads
+log files. Deletes and evictions that come meanwhile are not its business: they live in the topics, which decide
+what is live whatever a segment holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from shared.columns import Columns
+from shared.control_frames import Sealed, SealedTopic
+from shared.io.durable_fs import FileSystem
+from shared.limits import BLOCK_TARGET_BYTES
+from shared.record_assembler import RecordAssembler
+from shared.segment_writer import SegmentBuilder, SegmentTopic
+from shard_worker.core.hot_index import IN_MEMORY, HotEntry
+from shard_worker.core.piece import Piece
+from shard_worker.core.seq_set import SeqSet
+from shard_worker.core.topic import Topic
+from shard_worker.disk.record_store import RecordStore, segment_file_name
+
+_WRITE_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class TopicShare:
+    """What one topic gives to the segment: whole batches, in order."""
+
+    topic: SegmentTopic
+    entries: tuple[HotEntry, ...]
+    live_from: int
+    deleted: SeqSet | None
+
+    @property
+    def last(self) -> int:
+        return self.entries[-1].last
+
+
+@dataclass(frozen=True, slots=True)
+class SealPlan:
+    number: int
+    shares: tuple[TopicShare, ...]
+
+
+def plan_share(topic: Topic) -> TopicShare | None:
+    """All of the topic's hot records that are in the log; None if there is none."""
+    hot = topic.hot
+    entries = [hot.entry(index) for index in range(hot.start, len(hot.first))]
+    # Resident batches are not sealed; what stands behind one stays in the log until they are gone.
+    for place, entry in enumerate(entries):
+        if entry.lsn == IN_MEMORY:
+            del entries[place:]
+            break
+    if not entries:
+        return None
+    return TopicShare(
+        SegmentTopic(topic.id, topic.name, topic.epoch),
+        tuple(entries),
+        topic.live_from,
+        topic.deleted.copy() if topic.deleted is not None else None,
+    )
+
+
+@dataclass(slots=True)
+class SealJob:
+    """`run` may be called in a thread; afterwards `fact` says what was sealed (None: nothing was live)."""
+
+    fs: FileSystem
+    directory: str
+    store: RecordStore
+    shard: int
+    plan: SealPlan
+    now_ms: int
+    fact: Sealed | None = None
+    _taken: int = 0
+
+    def run(self) -> None:
+        builder = SegmentBuilder(self.shard, self.plan.number, self.now_ms)
+        path = f"{self.directory}/{segment_file_name(self.plan.number)}"
+        if self.fs.exists(path + ".tmp"):
+            self.fs.unlink(path + ".tmp")
+        file = self.fs.create(path + ".tmp")
+        try:
+            at, buffered = 0, [builder.header]
+            for share in sorted(self.plan.shares, key=lambda share: share.topic.topic_id):
+                for block in self._blocks(share, builder):
+                    buffered.append(block)
+                    if sum(map(len, buffered)) >= _WRITE_BYTES:
+                        at += file.pwritev(buffered, at)
+                        buffered = []
+            if not builder.block_count:
+                self.fs.unlink(path + ".tmp")
+                return
+            given = sum(entry.records for share in self.plan.shares for entry in share.entries)
+            buffered.append(builder.finish(deleted=given - self._taken))
+            file.pwritev(buffered, at)
+            file.sync_data()
+        finally:
+            file.close()
+        self.fs.rename(path + ".tmp", path)
+        self.fs.sync_dir(self.directory)
+        self.fact = self._fact(builder.sealed())
+
+    def _fact(self, sealed: Sealed) -> Sealed:
+        """The log speaks of the batches that the segment replaces, dead records at their ends included."""
+        shares = {share.topic.topic_id: share for share in self.plan.shares}
+        topics = tuple(
+            SealedTopic(
+                part.topic_id,
+                shares[part.topic_id].entries[0].first,
+                shares[part.topic_id].last,
+                part.count,
+                part.json_bytes,
+                part.max_ts,
+            )
+            for part in sealed.topics
+        )
+        return Sealed(sealed.segment, sealed.digest, sealed.size, topics)
+
+    def _blocks(self, share: TopicShare, builder: SegmentBuilder) -> Iterator[bytes]:
+        assembler = RecordAssembler()
+        for entry in share.entries:
+            piece = self.store.hot_piece(share.topic.topic_id, *entry)
+            for low, high in _live_runs(piece, share):
+                while low < high:
+                    upto = self._fitting(piece.columns, low, high, assembler)
+                    assembler.add(piece.json, piece.columns, low, upto, piece.first, entry.ts)
+                    low = upto
+                    if not assembler.room or assembler.json_bytes >= BLOCK_TARGET_BYTES:
+                        self._taken += assembler.count
+                        yield builder.add_block(share.topic, assembler.finish())
+                        assembler = RecordAssembler()
+        if assembler.count:
+            self._taken += assembler.count
+            yield builder.add_block(share.topic, assembler.finish())
+
+    def _fitting(self, columns: Columns, low: int, high: int, assembler: RecordAssembler) -> int:
+        """How many of [low, high) go into the current block: at least one, then up to its target size."""
+        high = min(high, low + assembler.room)
+        ends = columns.ends
+        start = ends[low - 1] if low else 0
+        if ends[high - 1] - start + assembler.json_bytes <= BLOCK_TARGET_BYTES:
+            return high
+        upto = low + 1
+        while upto < high and ends[upto - 1] - start + assembler.json_bytes < BLOCK_TARGET_BYTES:
+            upto += 1
+        return upto
+
+
+def _live_runs(piece: Piece, share: TopicShare) -> Iterator[tuple[int, int]]:
+    """The stretches [low, high) of the piece that were live when the plan was made."""
+    low = piece.index_of(share.live_from)
+    if share.deleted is not None:
+        for seq in share.deleted.within(piece.first + low, piece.last):
+            index = seq - piece.first
+            if index > low:
+                yield low, index
+            low = index + 1
+    if low < piece.count:
+        yield low, piece.count

@@ -1,0 +1,213 @@
+"""Snapshots: written in slices between turns, made durable in a thread, the newest good one found at start.
+
+A snapshot is fuzzy: each topic stands at its own `lsn`, and replay from `start` brings all of them to the same
+point. It must never be ahead of the log that survives, so the log is synced before the snapshot gets its name.
+Layout: docs/disk-format.md §5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+
+from shared.file_header import FileHeader
+from shared.format_errors import BadBytes, NewerVersion
+from shared.io.durable_fs import File, FileSystem
+from shared.limits import SNAPSHOT_SLICE_TOPICS
+from shared.snapshot_format import SnapshotEncoder, read_snapshot
+from shared.snapshot_items import SnapBegin, SnapEnd, SnapSegment, SnapSegments, SnapTopic
+from shared.wal_format import LSN_OFFSET_BITS
+from shard_worker.core.shard_state import SegmentEntry, ShardState
+from shard_worker.core.topic import Topic
+from shard_worker.core.topic_snapshot import topic_from_snapshot, topic_to_snapshot
+from shard_worker.disk.wal import SyncJob, Wal
+
+KEPT = 2  # the newest, and the one before in case the newest turns out to be unreadable
+
+
+def snapshot_file_name(number: int) -> str:
+    return f"{number:010d}.snap"
+
+
+def snapshot_number(name: str) -> int | None:
+    stem, dot, ending = name.partition(".")
+    return int(stem) if dot and ending == "snap" and len(stem) == 10 and stem.isdigit() else None
+
+
+@dataclass(slots=True)
+class SnapshotInfo:
+    """What a snapshot that exists on disk still needs."""
+
+    number: int
+    start: int
+    first_file: int  # the oldest log file that it points into or that replay reads
+    dead_segments: frozenset[int] = frozenset()  # unused already when it was begun: not named in it
+    end: int = 0
+    clean: bool = False
+    boot_id: str = ""
+
+
+class SnapshotWriter:
+    """One snapshot in the making: `step` until it returns False, then `finish_job().run()` in a thread."""
+
+    def __init__(
+        self, fs: FileSystem, directory: str, number: int, state: ShardState, shard: int, start: int, now_ms: int
+    ) -> None:
+        self._fs = fs
+        self._directory = directory
+        self._state = state
+        self._encoder = SnapshotEncoder(FileHeader(shard, number, now_ms))
+        self._path = f"{directory}/{snapshot_file_name(number)}"
+        if fs.exists(self._path + ".tmp"):
+            fs.unlink(self._path + ".tmp")
+        self._file: File = fs.create(self._path + ".tmp")
+        self._at = 0
+        self._ids: Iterator[int] = iter(list(state.catalog.by_id))
+        dead = frozenset(number for number, entry in state.segments.items() if not entry.runs)
+        self._segments = dict(state.segments)
+        self.info = SnapshotInfo(number, start, start >> LSN_OFFSET_BITS, dead)
+        self._write(self._encoder.begin(SnapBegin(shard, start)))
+
+    def step(self, topics: int = SNAPSHOT_SLICE_TOPICS, *, clean: bool = False) -> bool:
+        """Write the next topics; False when there is none left."""
+        parts: list[bytes] = []
+        ids = list(islice(self._ids, topics))
+        for topic_id in ids:
+            topic = self._state.catalog.by_id.get(topic_id)
+            if topic is None:
+                continue  # deleted meanwhile: its frames lie behind `start`
+            stored = topic_to_snapshot(topic, clean=clean)
+            if len(stored.hot.lsn):
+                self.info.first_file = min(self.info.first_file, stored.hot.lsn[0] >> LSN_OFFSET_BITS)
+            parts.append(self._encoder.topic(stored))
+        self._write(b"".join(parts))
+        return bool(ids)
+
+    def finish_job(self, wal: Wal, log_sync: SyncJob, *, clean: bool, boot_id: str) -> SnapshotJob:
+        state = self._state
+        # What topics were served from when their slice was written: before, after, or both.
+        segments = self._segments | state.segments
+        table = SnapSegments(
+            next_segment=state.last_segment + 1,
+            segments=tuple(
+                SnapSegment(entry.number, entry.tier, entry.size, entry.digest)
+                for number, entry in sorted(segments.items())
+                if number not in self.info.dead_segments
+            ),
+            next_topic_id=state.catalog.last_id + 1,
+            clock=state.clock_ms,
+            epoch=state.catalog.last_epoch,
+        )
+        self._write(self._encoder.segments(table))
+        self._write(self._encoder.end(end=wal.end, clean=clean, boot_id=boot_id))
+        return SnapshotJob(self._fs, self._directory, self._path, self._file, log_sync, self.info)
+
+    def _write(self, content: bytes) -> None:
+        if content:
+            self._at += self._file.pwritev([content], self._at)
+
+    def abandon(self) -> None:
+        self._file.close()
+        self._fs.unlink(self._path + ".tmp")
+
+
+@dataclass(slots=True)
+class SnapshotJob:
+    fs: FileSystem
+    directory: str
+    path: str
+    file: File
+    log_sync: SyncJob
+    info: SnapshotInfo
+
+    def run(self) -> None:
+        """May run in a thread. DiskFault: the log could not be synced. OSError: no snapshot, the old one stays."""
+        self.log_sync.run()
+        try:
+            self.file.sync_data()
+        finally:
+            self.file.close()
+        self.fs.rename(self.path + ".tmp", self.path)
+        self.fs.sync_dir(self.directory)
+
+
+def remove_old_snapshots(fs: FileSystem, directory: str) -> None:
+    numbers = sorted(filter(None, map(snapshot_number, fs.list_dir(directory))))
+    for number in numbers[:-KEPT]:
+        fs.unlink(f"{directory}/{snapshot_file_name(number)}")
+    if len(numbers) > KEPT:
+        fs.sync_dir(directory)
+
+
+@dataclass(slots=True)
+class LoadedSnapshot:
+    state: ShardState
+    info: SnapshotInfo | None = None  # None: there was no usable one
+    skipped: list[str] = field(default_factory=list)  # what was wrong with newer ones
+
+
+def load_newest(fs: FileSystem, directory: str, shard: int) -> LoadedSnapshot:
+    """The newest snapshot that is whole. A damaged one is left where it is and reported."""
+    skipped: list[str] = []
+    for number in sorted(filter(None, map(snapshot_number, fs.list_dir(directory))), reverse=True):
+        path = f"{directory}/{snapshot_file_name(number)}"
+        try:
+            state, info = _load(fs, path, number, shard)
+            return LoadedSnapshot(state, info, skipped)
+        except (BadBytes, ValueError, OSError) as err:
+            if isinstance(err, NewerVersion):
+                raise
+            skipped.append(f"{path}: {err}")
+    return LoadedSnapshot(ShardState(), None, skipped)
+
+
+def _load(fs: FileSystem, path: str, number: int, shard: int) -> tuple[ShardState, SnapshotInfo]:
+    state = ShardState()
+    info = SnapshotInfo(number, 0, 0)
+    topics = []
+    file = fs.open(path)
+    try:
+        for item in read_snapshot(file.pread, file.size()):
+            match item:
+                case SnapBegin():
+                    if item.shard != shard:
+                        raise BadBytes(f"a snapshot of shard {item.shard}")
+                    info.start = item.start
+                    info.first_file = item.start >> LSN_OFFSET_BITS
+                case SnapTopic():
+                    topic = topic_from_snapshot(item, state.catalog)
+                    if len(topic.hot.lsn):
+                        info.first_file = min(info.first_file, topic.hot.lsn[0] >> LSN_OFFSET_BITS)
+                    topics.append(topic)
+                case SnapSegments():
+                    state.last_segment = item.next_segment - 1
+                    state.catalog.last_id = item.next_topic_id - 1
+                    state.catalog.last_epoch = item.epoch
+                    state.clock_ms = item.clock
+                    for stored in item.segments:
+                        state.segments[stored.number] = SegmentEntry(
+                            stored.number, stored.size, stored.digest, stored.tier
+                        )
+                case SnapEnd():
+                    info.end, info.clean, info.boot_id = item.end, item.clean, item.boot_id
+                    state.boot_id = item.boot_id
+    finally:
+        file.close()
+    state.catalog.load(topics)
+    for topic in topics:
+        _count_references(state, topic)
+    return state, info
+
+
+def _count_references(state: ShardState, topic: Topic) -> None:
+    for run in topic.runs:
+        if run.segment not in state.segments:
+            raise BadBytes(f"topic {topic.name} is served from segment {run.segment}, which is not listed")
+        state.segments[run.segment].runs += 1
+    for lsn in topic.hot.lsn:
+        state.files.setdefault(lsn >> LSN_OFFSET_BITS, set()).add(topic.id)
+    if len(topic.hot.lsn):
+        topic.last_file = topic.hot.lsn[-1] >> LSN_OFFSET_BITS
+    if topic.dedupe is not None:
+        state.dedupe_keys += len(topic.dedupe)

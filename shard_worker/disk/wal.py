@@ -1,0 +1,229 @@
+"""The write-ahead log of one shard: staging, one write per group, rotation, syncing, reading back.
+
+A *group* is everything staged since the last `write`. It reaches the disk whole or not at all: a write that
+fails is cut off again, and only then do its callers hear of the failure. Syncing is split in three, so that the
+slow part can run in a thread: `begin_sync` (what is to be synced), `SyncJob.run`, `finish_sync`.
+
+Layout: docs/disk-format.md §3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from shared.errors import DiskFault
+from shared.file_header import FILE_HEADER_BYTES, FileHeader
+from shared.frame import FRAME_MIN_BYTES, Kind, build_frame
+from shared.io.durable_fs import File, FileSystem
+from shared.wal_format import LSN_OFFSET_BITS, encode_wal_header, lsn_of, split_lsn
+
+_OFFSET_MASK = (1 << LSN_OFFSET_BITS) - 1
+
+
+def wal_file_name(file_no: int) -> str:
+    return f"{file_no:010d}.wal"
+
+
+def wal_file_number(name: str) -> int | None:
+    stem, dot, ending = name.partition(".")
+    return int(stem) if dot and ending == "wal" and len(stem) == 10 and stem.isdigit() else None
+
+
+@dataclass(slots=True)
+class SyncJob:
+    """One sync of everything written so far. `run` may be called in a thread; it touches nothing else."""
+
+    fs: FileSystem
+    directory: str
+    files: list[File]
+    sync_directory: bool
+    upto: int
+    run_ms: float = 0.0
+
+    def run(self) -> None:
+        path = self.directory
+        try:
+            for file in self.files:
+                path = file.path
+                file.sync_data()
+            if self.sync_directory:
+                path = self.directory
+                self.fs.sync_dir(self.directory)
+        except OSError as err:
+            # The kernel may have dropped the dirty pages: a second try could succeed over lost bytes.
+            raise DiskFault(path=path, operation="sync", reason=str(err)) from err
+
+
+@dataclass(slots=True)
+class WalCounters:
+    frames: int = 0
+    groups: int = 0
+    bytes: int = 0
+    syncs: int = 0
+    rotations: int = 0
+
+
+@dataclass(slots=True)
+class _Part:
+    """The staged frames that go into one file."""
+
+    file_no: int
+    offset: int
+    buffers: list[bytes] = field(default_factory=list)
+
+
+class Wal:
+    def __init__(self, fs: FileSystem, directory: str, *, shard: int, file_bytes: int) -> None:
+        self._fs = fs
+        self._directory = directory
+        self._shard = shard
+        self._file_bytes = file_bytes
+        self.files: dict[int, File] = {}
+        self._file_no = 0
+        self._offset = 0  # where the next staged frame goes, in file _file_no
+        self._parts: list[_Part] = []
+        self._dirty: dict[int, File] = {}
+        self._directory_dirty = False
+        self.synced = 0  # everything below this lsn is on disk for good
+        self.counters = WalCounters()
+
+    # --- opening ----------------------------------------------------------------------------------------
+
+    def start(self, file_no: int, now_ms: int) -> None:
+        """Begin an empty log."""
+        self._create(file_no, now_ms)
+        self._file_no, self._offset = file_no, FILE_HEADER_BYTES
+        self.synced = self.end
+
+    def resume(self, files: dict[int, File], end: int) -> None:
+        """Go on behind `end`, the end of what recovery found."""
+        self.files = files
+        self._file_no, self._offset = split_lsn(end)
+        self._dirty[self._file_no] = files[self._file_no]
+        self._directory_dirty = True
+
+    @property
+    def end(self) -> int:
+        """The lsn that the next staged frame will get, if the file has room for it."""
+        return lsn_of(self._file_no, self._offset)
+
+    @property
+    def file_no(self) -> int:
+        return self._file_no
+
+    @property
+    def unsynced(self) -> bool:
+        return bool(self._dirty)
+
+    @property
+    def total_bytes(self) -> int:
+        return len(self.files) * self._file_bytes
+
+    # --- writing ----------------------------------------------------------------------------------------
+
+    def stage(self, kind: int, flags: int, topic_id: int, ts_ms: int, body: bytes | Sequence[bytes]) -> int:
+        """Add a frame to the group; returns its lsn."""
+        length = FRAME_MIN_BYTES + (len(body) if isinstance(body, bytes) else sum(map(len, body)))
+        # Room for the FILE_END frame stays free. A frame larger than a file gets one of its own.
+        if self._offset + length + FRAME_MIN_BYTES > self._file_bytes and self._offset > FILE_HEADER_BYTES:
+            self._stage_file_end(ts_ms)
+        lsn = self._file_no << LSN_OFFSET_BITS | self._offset
+        self._part().buffers.append(build_frame(kind, flags, lsn, topic_id, ts_ms, body))
+        self._offset += length
+        self.counters.frames += 1
+        return lsn
+
+    def _part(self) -> _Part:
+        if not self._parts or self._parts[-1].file_no != self._file_no:
+            self._parts.append(_Part(self._file_no, self._offset))
+        return self._parts[-1]
+
+    def _stage_file_end(self, ts_ms: int) -> None:
+        self._part().buffers.append(build_frame(Kind.FILE_END, 0, self.end, 0, ts_ms, b""))
+        self._file_no, self._offset = self._file_no + 1, FILE_HEADER_BYTES
+
+    @property
+    def staged(self) -> bool:
+        return bool(self._parts)
+
+    def write(self, now_ms: int) -> None:
+        """Write the group. On OSError nothing of it is in the log any more."""
+        parts, self._parts = self._parts, []
+        created: list[int] = []
+        try:
+            for part in parts:
+                file = self.files.get(part.file_no)
+                if file is None:
+                    created.append(part.file_no)
+                    file = self._create(part.file_no, now_ms)
+                    self.counters.rotations += 1
+                self._dirty[part.file_no] = file
+                self.counters.bytes += file.pwritev(part.buffers, part.offset)
+        except OSError:
+            self._undo(parts[0], created)
+            raise
+        self.counters.groups += 1
+
+    def _create(self, file_no: int, now_ms: int) -> File:
+        path = f"{self._directory}/{wal_file_name(file_no)}"
+        file = self._fs.create(path)
+        self.files[file_no] = file
+        self._directory_dirty = True
+        # Preallocated, so that a full disk is met here and not in the middle of a group.
+        file.allocate(self._file_bytes)
+        file.pwritev([encode_wal_header(FileHeader(self._shard, file_no, now_ms))], 0)
+        self._dirty[file_no] = file
+        return file
+
+    def _undo(self, first: _Part, created: list[int]) -> None:
+        """Cut a failed group off, durably: a frame that was refused must not come back with the next replay."""
+        self._file_no, self._offset = first.file_no, first.offset
+        try:
+            for file_no in created:
+                file = self.files.pop(file_no, None)
+                self._dirty.pop(file_no, None)
+                if file is not None:
+                    self._fs.unlink(file.path)
+                    file.close()
+            if created:
+                self._fs.sync_dir(self._directory)
+            file = self.files.get(first.file_no)
+            if file is not None and first.file_no not in created:
+                file.truncate(first.offset)
+                file.sync_data()
+        except OSError as err:
+            # What the log holds is unknown now. Exit without an answer; replay will tell.
+            raise DiskFault(path=self._directory, operation="undo a failed write", reason=str(err)) from err
+
+    # --- syncing ----------------------------------------------------------------------------------------
+
+    def begin_sync(self) -> SyncJob:
+        assert not self._parts, "sync what was written, not what is staged"
+        job = SyncJob(self._fs, self._directory, list(self._dirty.values()), self._directory_dirty, self.end)
+        self._dirty = {}
+        self._directory_dirty = False
+        return job
+
+    def finish_sync(self, job: SyncJob) -> None:
+        self.synced = max(self.synced, job.upto)
+        self.counters.syncs += 1
+
+    # --- reading and trimming ---------------------------------------------------------------------------
+
+    def read(self, lsn: int, length: int) -> bytes:
+        return self.files[lsn >> LSN_OFFSET_BITS].pread(length, lsn & _OFFSET_MASK)
+
+    def trim_below(self, file_no: int) -> list[File]:
+        """Remove the files in front of `file_no`. Open descriptors of readers go on working."""
+        gone = [self.files.pop(number) for number in sorted(self.files) if number < file_no]
+        for file in gone:
+            self._fs.unlink(file.path)
+        if gone:
+            self._fs.sync_dir(self._directory)
+        return gone
+
+    def close(self) -> None:
+        for file in self.files.values():
+            file.close()
+        self.files = {}

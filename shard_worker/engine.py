@@ -1,0 +1,431 @@
+"""The storage engine of one shard behind its requests: plan, stage, commit, read, wait.
+
+    engine.submit(request)      as often as a turn brings requests
+    engine.commit()             once per turn: one write, then the answers
+    engine.sync_due() / begin_sync() / job.run() in a thread / finish_sync(job)
+    engine.tick()               now and then: long polls, TTL, idle reservations
+
+Synchronous and single-threaded; only `SyncJob.run` and the maintenance jobs run elsewhere. The shell
+(shard_worker/serve) brings requests in turns, the tests call the same methods over a fake disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from shared.api_types import (
+    TopicConfig,
+    TopicConfigIn,
+    config_to_dict,
+    decode_config,
+    decode_delete,
+    decode_diff,
+    decode_write,
+    resolve_config,
+)
+from shared.control_frames import RecordsDeleted, TopicConfigured, TopicCreated, TopicDeleted, Watermark
+from shared.errors import (
+    InvalidRequest,
+    RecordTooLarge,
+    Throttled,
+    TopicFull,
+    TopicNotEmpty,
+    TopicNotFound,
+    TopicsError,
+)
+from shared.limits import DEDUPE_MAX_KEYS_PER_SHARD, EPHEMERAL_MAX_BYTES, PAGE_SIZE_MAX, WAIT_MAX_MS
+from shared.match import parse_match
+from shared.names import valid_topic_name
+from shared.settings import Settings
+from shared.wire import Op, encode_list_body
+from shard_worker.commit import Clock, Committer
+from shard_worker.core.batch import Batch, check_write, encode_batch
+from shard_worker.core.describe import (
+    deleted_records_json,
+    deleted_topic_json,
+    list_item_json,
+    put_json,
+    state_json,
+)
+from shard_worker.core.reading import ReadResult, View, read, view_of
+from shard_worker.core.shard_state import ShardState
+from shard_worker.core.topic import Topic
+from shard_worker.disk.wal import SyncJob, Wal
+from shard_worker.long_polls import LongPolls, Waiting
+from shard_worker.pending import PendingAppend, PendingControl, answer_write
+from shard_worker.request import Request
+
+
+class Engine:
+    def __init__(
+        self,
+        *,
+        wal: Wal,
+        state: ShardState,
+        settings: Settings,
+        shard: int,
+        wall_ms: Callable[[], int],
+        clock: Clock,
+    ) -> None:
+        self.wal = wal
+        self.state = state
+        self.settings = settings
+        self.shard = shard
+        self._wall_ms = wall_ms
+        self.commits = Committer(wal, state, settings, shard, clock)
+        self._configs: dict[Topic, TopicConfig] = {}  # configurations that wait for their sync
+        self._polls = LongPolls()
+        self.on_changed: Callable[[Topic], None] = lambda topic: None
+        self._handlers: dict[int, Callable[[Request], None]] = {
+            Op.APPEND: self._append,
+            Op.READ: self._read,
+            Op.STATE: self._state,
+            Op.LIST: self._list,
+            Op.PUT_TOPIC: self._put_topic,
+            Op.DELETE_TOPIC: self._delete_topic,
+            Op.DELETE_RECORDS: self._delete_records,
+            Op.CANCEL: self._cancel,
+            Op.PING: lambda request: request.sink.answer(request.id, 200, b""),
+        }
+
+    def now_ms(self) -> int:
+        """The time, never earlier than any time this shard has written down."""
+        return max(self._wall_ms(), self.state.clock_ms)
+
+    # --- turns ------------------------------------------------------------------------------------------
+
+    def submit(self, request: Request) -> None:
+        handler = self._handlers.get(request.op)
+        try:
+            if handler is None:
+                raise InvalidRequest(f"unknown operation {request.op}")
+            handler(request)
+        except TopicsError as err:
+            request.fail(err)
+
+    def commit(self) -> None:
+        now_ms = self.now_ms()
+        self.commits.commit(now_ms)
+        self._wake_readers(now_ms)
+
+    def sync_due(self) -> bool:
+        return self.commits.sync_due(self.now_ms())
+
+    def commit_control(self, pending: PendingControl) -> None:
+        """Write one frame of the shard's own."""
+        self.commits.stage_control(pending)
+        self.commit()
+
+    def begin_sync(self) -> SyncJob:
+        return self.commits.begin_sync(self.now_ms())
+
+    def finish_sync(self, job: SyncJob) -> None:
+        self.commits.finish_sync(job)
+        self._wake_readers(self.now_ms())
+
+    def sync_now(self) -> None:
+        """Commit and sync in one go, for start, shutdown and tests."""
+        self.commit()
+        job = self.begin_sync()
+        job.run()
+        self.finish_sync(job)
+
+    def tick(self) -> None:
+        now_ms = self.now_ms()
+        for waiting in self._polls.take_expired(now_ms):
+            self._answer_read(waiting.request, waiting.topic, waiting.result_or_none(now_ms, self))
+        self.commits.release_idle_reservations(now_ms)
+
+    def next_deadline_ms(self) -> int | None:
+        return self._polls.next_deadline_ms()
+
+    # --- writes -----------------------------------------------------------------------------------------
+
+    def _append(self, request: Request) -> None:
+        write = decode_write(request.body)
+        check_write(write, self.settings)
+        name = request.topic
+        topic = self.state.catalog.planned.get(name)
+        config = topic.config if topic is not None else None
+        if config is None:
+            config = resolve_config(None, write.config or TopicConfigIn(), topic=name)
+            self._check_may_create(request, name, allowed=write.create is not False, config=config, asked=write.create)
+        self.commits.check_writable()
+        now_ms = self.now_ms()
+        idem = write.idempotency_key
+        if idem is None:
+            header = request.option("idem")
+            idem = header if isinstance(header, str) else None
+        if idem is not None and topic is not None and self._answer_repeat(request, topic, idem, now_ms):
+            return
+        ts = max(now_ms, topic.staged_ts) if topic is not None else now_ms
+        first = topic.staged_head + 1 if topic is not None else 1
+        batch = encode_batch(write, request.body, first, ts, self.settings)
+        self._check_caps(config, topic, batch, now_ms, name)
+        created = topic is None
+        if topic is None:
+            topic = self._stage_create(name, config, now_ms)
+        self._make_room_for_key(topic, idem)
+        pending = PendingAppend(request, topic, batch, first, ts, 0, idem, created)
+        self.commits.stage_append(pending)
+
+    def _check_may_create(
+        self, request: Request, name: str, *, allowed: bool, config: TopicConfig, asked: bool | None
+    ) -> None:
+        if not valid_topic_name(name):
+            raise InvalidRequest("not a valid topic name")
+        if not allowed or (asked is None and not config.auto_create):
+            raise TopicNotFound(topic=name)
+        self._check_topic_cap(request)
+
+    def _check_topic_cap(self, request: Request) -> None:
+        cap = request.option("nocreate")
+        if isinstance(cap, list) and len(cap) == 2:
+            raise Throttled(limit=str(cap[0]), max=int(cap[1]))
+
+    def _answer_repeat(self, request: Request, topic: Topic, idem: str, now_ms: int) -> bool:
+        staged = self.commits.find_staged(topic, idem)
+        if staged is not None:
+            staged.followers = [*(staged.followers or ()), request]
+            return True
+        found = None
+        if topic.dedupe is not None:
+            found = topic.dedupe.find(idem, now_ms, topic.config.idempotency_window_ms)
+        if found is None:
+            return False
+        answer_write(request, topic, found.first, found.records, False, True, {})
+        return True
+
+    def _make_room_for_key(self, topic: Topic, idem: str | None) -> None:
+        if idem is not None and self.state.dedupe_keys >= DEDUPE_MAX_KEYS_PER_SHARD and topic.dedupe:
+            topic.dedupe.forget_oldest()
+            self.state.dedupe_keys -= 1
+
+    def _check_caps(
+        self, config: TopicConfig, topic: Topic | None, batch: Batch, now_ms: int, name: str
+    ) -> None:
+        size = len(batch.json)
+        if 0 < config.cap_records < batch.count or 0 < config.cap_bytes < size:
+            raise RecordTooLarge(
+                "the write alone is larger than the topic's cap",
+                detail={"cap_records": config.cap_records, "cap_bytes": config.cap_bytes},
+            )
+        if config.discard == "reject" and topic is not None:
+            self.sweep(topic, now_ms)
+            records = topic.count + topic.pending_records + batch.count
+            total = topic.bytes + topic.pending_bytes + size
+            if 0 < config.cap_records < records or 0 < config.cap_bytes < total:
+                raise TopicFull(topic=name)
+        if config.durability == "ephemeral" and self.state.resident_bytes() + size > EPHEMERAL_MAX_BYTES:
+            raise Throttled(limit="ephemeral_bytes", max=EPHEMERAL_MAX_BYTES)
+
+    def _stage_create(self, name: str, config: TopicConfig, now_ms: int) -> Topic:
+        catalog = self.state.catalog
+        topic = catalog.plan(name, config, now_ms)
+        self.commits.reserve_on_create(topic)
+
+        def forget() -> None:
+            if catalog.planned.get(name) is topic:
+                del catalog.planned[name]
+
+        fact = TopicCreated(name, topic.epoch, config_to_dict(config), topic.reserved)
+        self.commits.stage_control(PendingControl(fact, topic, now_ms, undo=forget), gated=True)
+        return topic
+
+    # --- topics -----------------------------------------------------------------------------------------
+
+    def _put_topic(self, request: Request) -> None:
+        patch = decode_config(request.body)
+        name = request.topic
+        topic = self.state.catalog.planned.get(name)
+        now_ms = self.now_ms()
+        if topic is None:
+            config = resolve_config(None, patch, topic=name)
+            if not valid_topic_name(name):
+                raise InvalidRequest("not a valid topic name")
+            self._check_topic_cap(request)
+            self.commits.check_writable()
+            made = self._stage_create(name, config, now_ms)
+            self._answer_when_synced(request, made, now_ms, lambda _: (201, put_json(made, True)))
+            return
+        base = self._configs.get(topic, topic.config)
+        config = resolve_config(base, patch, topic=name)
+        same = topic
+        if config == base:
+            self._answer_when_synced(request, topic, now_ms, lambda _: (200, put_json(same, False)))
+            return
+        self.commits.check_writable()
+        previous = self._configs.get(topic)
+        self._configs[topic] = config
+
+        def forget() -> None:
+            if previous is None:
+                self._configs.pop(same, None)
+            else:
+                self._configs[same] = previous
+
+        def done(_: int) -> tuple[int, bytes]:
+            if self._configs.get(same) is config:
+                del self._configs[same]
+            return 200, put_json(same, False)
+
+        fact = TopicConfigured(config_to_dict(config))
+        self.commits.stage_control(PendingControl(fact, topic, now_ms, request, done, forget), gated=True)
+
+    def _answer_when_synced(
+        self, request: Request, topic: Topic, now_ms: int, build: Callable[[int], tuple[int, bytes]]
+    ) -> None:
+        """Answer behind whatever of this topic is still on its way; at once if nothing is."""
+        if topic.gated:
+            self.commits.add_barrier(request, topic, build)
+        else:
+            status, body = build(0)
+            request.sink.answer(request.id, status, body)
+
+    def _delete_topic(self, request: Request) -> None:
+        catalog = self.state.catalog
+        topic = catalog.planned.get(request.topic)
+        if topic is None:
+            request.sink.answer(request.id, 200, deleted_topic_json(request.topic, False))
+            return
+        gone = topic
+        if request.option("if_empty") is True and (held := topic.count + topic.pending_records):
+            raise TopicNotEmpty(topic=topic.name, count=held)
+        self.commits.check_writable()
+        del catalog.planned[topic.name]
+
+        def restore() -> None:
+            catalog.planned[gone.name] = gone
+
+        def done(_: int) -> tuple[int, bytes]:
+            return 200, deleted_topic_json(gone.name, True)
+
+        pending = PendingControl(TopicDeleted(), topic, self.now_ms(), request, done, restore)
+        self.commits.stage_control(pending, gated=True)
+
+    def _delete_records(self, request: Request) -> None:
+        wanted = decode_delete(request.body)
+        if wanted.before_seq is None and wanted.match is None:
+            raise InvalidRequest("give before_seq, match or both")
+        match = parse_match(wanted.match) if wanted.match is not None else None
+        topic = self._visible(request)
+        self.commits.check_writable()
+        fact = RecordsDeleted(topic.head, wanted.before_seq, match.to_wire() if match is not None else None)
+        pending = PendingControl(
+            fact, topic, self.now_ms(), request, lambda removed: (200, deleted_records_json(topic, removed))
+        )
+        self.commits.stage_control(pending, gated=topic.config.durability == "fsync")
+
+    # --- reads ------------------------------------------------------------------------------------------
+
+    def _visible(self, request: Request) -> Topic:
+        topic = self.state.catalog.visible.get(request.topic)
+        if topic is None:
+            raise TopicNotFound(topic=request.topic)
+        return topic
+
+    def _read(self, request: Request) -> None:
+        wanted = decode_diff(request.body)
+        view = view_of(wanted, self.settings)
+        topic = self._visible(request)
+        now_ms = self.now_ms()
+        topic.last_read_ts = now_ms
+        result = self.read(topic, wanted.from_seq, view, now_ms, extents=request.option("inline") is not True)
+        wait_ms = min(wanted.wait_ms, WAIT_MAX_MS)
+        if wait_ms and not result.delivered and not result.tombstone and result.next_from == topic.head:
+            self._polls.add(Waiting(request, topic, view, result, now_ms + wait_ms))
+            return
+        self._answer_read(request, topic, result)
+
+    def read(self, topic: Topic, from_seq: int, view: View, now_ms: int, *, extents: bool) -> ReadResult:
+        floor = topic.floor
+        if topic.config.ttl_ms:
+            floor = topic.expired_floor(now_ms, self.state.source)
+            if floor > topic.floor:
+                self._stage_expiry(topic, floor, now_ms)
+        if view.nodes and not topic.config.dedupe_node:
+            view = view._replace(nodes=frozenset())
+        return read(topic, from_seq, view, floor, self.state.source, extents=extents)
+
+    def _stage_expiry(self, topic: Topic, floor: int, now_ms: int) -> None:
+        """Write the new floor down: what has expired must not come back when a clock is set back."""
+        if self.commits.read_only is None:
+            self.commits.stage_control(PendingControl(Watermark(floor=floor, reason="ttl"), topic, now_ms))
+
+    def sweep(self, topic: Topic, now_ms: int) -> None:
+        """Let go of what has expired, so that counts are those of live records."""
+        if topic.config.ttl_ms:
+            floor = topic.expired_floor(now_ms, self.state.source)
+            if floor > topic.floor:
+                self._stage_expiry(topic, floor, now_ms)
+                self.commits.commit(now_ms)
+
+    def _answer_read(self, request: Request, topic: Topic, result: ReadResult) -> None:
+        timings = {"records_scanned": float(result.scanned)}
+        head, tail = result.head_json(topic), result.tail_json(topic)
+        if result.extents:
+            request.sink.answer(request.id, 200, head, timings, result.extents, tail)
+        else:
+            request.sink.answer(request.id, 200, head + result.records_json() + tail, timings)
+
+    def _wake_readers(self, now_ms: int) -> None:
+        changed = self.commits.changed
+        if not changed:
+            return
+        for topic in changed:
+            self.on_changed(topic)
+            if topic.waiters:
+                for waiting in self._polls.take(topic):
+                    self._retry_poll(waiting, now_ms)
+        changed.clear()
+
+    def _retry_poll(self, waiting: Waiting, now_ms: int) -> None:
+        topic, request = waiting.topic, waiting.request
+        if topic.id not in self.state.catalog.by_id:
+            request.fail(TopicNotFound(topic=topic.name))
+            return
+        result = self.read(
+            topic, waiting.cursor, waiting.view, now_ms, extents=request.option("inline") is not True
+        )
+        if result.delivered or result.tombstone or result.next_from != topic.head:
+            self._answer_read(request, topic, result)
+        else:
+            # Everything new was filtered out for this reader: wait on, from further ahead.
+            self._polls.add(waiting.moved_to(result))
+
+    def _cancel(self, request: Request) -> None:
+        cancelled = self._polls.cancel(request.sink, request.option("id"))
+        if cancelled is not None:
+            cancelled.sink.answer(cancelled.id, 499, b"")
+
+    def forget_sink(self, sink: object) -> None:
+        """A link is gone: nobody waits for the answers of its polls."""
+        self._polls.forget(sink)
+
+    def _state(self, request: Request) -> None:
+        topic = self._visible(request)
+        now_ms = self.now_ms()
+        self.sweep(topic, now_ms)
+        if request.option("touch") is not False:
+            topic.last_read_ts = now_ms
+        request.sink.answer(request.id, 200, state_json(topic, self.shard, now_ms))
+
+    def _list(self, request: Request) -> None:
+        prefix, after = request.option("prefix") or "", request.option("after") or ""
+        limit, allowed = request.option("limit"), request.option("prefixes")
+        if not isinstance(prefix, str) or not isinstance(after, str) or not isinstance(limit, int):
+            raise InvalidRequest("malformed list request")
+        prefixes = tuple(allowed) if isinstance(allowed, list) else None
+        now_ms = self.now_ms()
+        items: list[tuple[str, bytes]] = []
+        more = False
+        for name in self.state.catalog.names(prefix, after):
+            if prefixes is not None and not name.startswith(prefixes):
+                continue
+            if len(items) == min(limit, PAGE_SIZE_MAX):
+                more = True
+                break
+            topic = self.state.catalog.visible[name]
+            self.sweep(topic, now_ms)
+            items.append((name, list_item_json(topic, now_ms)))
+        request.sink.answer(request.id, 200, encode_list_body(items, more))

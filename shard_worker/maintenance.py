@@ -1,0 +1,312 @@
+"""Background work of a shard: sealing, snapshots, trimming, moving segments to the cold tier, freeing space.
+
+Each piece is a job in three steps, like a sync: decided here between turns, run in a thread, finished here. At most
+one job is under way. The order of files' lives: a log file goes when no kept snapshot needs it, a segment when no
+kept snapshot names it, so that the older of the two snapshots can always stand in for the newer one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from shared.control_frames import SegmentMoved
+from shared.errors import DataDamage, ReadOnlyShard
+from shared.io.durable_fs import File, FileSystem
+from shared.limits import (
+    SEAL_PASS_MAX_BYTES,
+    SNAPSHOT_EVERY_WAL_BYTES,
+    SWEEP_TOPICS_PER_TICK,
+    WAL_MAX_FILES_BEFORE_SEAL,
+)
+from shard_worker.core.shard_state import TIER_COLD, TIER_HOT
+from shard_worker.core.topic import Topic
+from shard_worker.disk.cold_tier import RelocateJob, forget_cold_segments
+from shard_worker.disk.record_store import RecordStore, segment_file_name, segment_number
+from shard_worker.disk.recovery import ShardPaths
+from shard_worker.disk.sealing import SealJob, SealPlan, plan_share
+from shard_worker.disk.snapshots import SnapshotInfo, SnapshotJob, SnapshotWriter, remove_old_snapshots
+from shard_worker.engine import Engine
+from shard_worker.pending import PendingControl
+
+Job = SealJob | SnapshotJob | RelocateJob
+
+
+@dataclass(slots=True)
+class MaintenanceCounters:
+    seals: int = 0
+    snapshots: int = 0
+    relocated: int = 0
+    segments_dropped: int = 0
+    failures: int = 0
+    last_failure: str = ""
+    retired_files: list[File] = field(default_factory=list)
+
+
+class Maintenance:
+    def __init__(
+        self,
+        fs: FileSystem,
+        paths: ShardPaths,
+        engine: Engine,
+        store: RecordStore,
+        snapshot: SnapshotInfo | None,
+    ) -> None:
+        self._fs = fs
+        self._paths = paths
+        self._engine = engine
+        self._store = store
+        self._snapshot = snapshot
+        self._writer: SnapshotWriter | None = None
+        self._bytes_at_snapshot = engine.wal.counters.bytes
+        self._sweep_ids: list[int] = []
+        self._moved: list[tuple[int, int]] = []  # segment, lsn of the frame that must be synced first
+        self.due: dict[Topic, None] = {}
+        self.counters = MaintenanceCounters()
+        self._next_snapshot = 1 + (snapshot.number if snapshot is not None else 0)
+        self._remove_orphans()
+
+    def _remove_orphans(self) -> None:
+        """Segment files that nothing refers to: their sealing was not finished, or they were dropped."""
+        names = self._fs.list_dir(self._paths.segments)
+        for name in names:
+            number = segment_number(name)
+            if number is None:
+                continue
+            entry = self._engine.state.segments.get(number)
+            if entry is None or entry.tier == TIER_COLD:
+                self._fs.unlink(f"{self._paths.segments}/{name}")
+            # Numbers are never used twice, also not those of files that are gone.
+            self._engine.state.last_segment = max(self._engine.state.last_segment, number)
+
+    # --- deciding ---------------------------------------------------------------------------------------
+
+    def note_append(self, topic: Topic) -> None:
+        """Called for topics that changed: is it time to seal them?"""
+        settings, hot = self._engine.settings, topic.hot
+        if not len(hot):
+            return
+        records = topic.head - hot.first[hot.start] + 1
+        if records >= settings.segment_max_events or topic.hot_bytes >= settings.segment_max_bytes:
+            self.due[topic] = None
+
+    def tick(self, now_ms: int) -> None:
+        """Look at some topics each time: expired records, old unsealed ones."""
+        engine = self._engine
+        by_id = engine.state.catalog.by_id
+        if not self._sweep_ids:
+            self._sweep_ids = list(by_id)
+        chosen, self._sweep_ids = (
+            self._sweep_ids[-SWEEP_TOPICS_PER_TICK:],
+            self._sweep_ids[:-SWEEP_TOPICS_PER_TICK],
+        )
+        max_age_ms = engine.settings.segment_max_age_ms
+        for topic in (by_id[topic_id] for topic_id in chosen if topic_id in by_id):
+            engine.sweep(topic, now_ms)
+            hot = topic.hot
+            if max_age_ms and len(hot) and now_ms - hot.ts[hot.start] >= max_age_ms:
+                self.due[topic] = None
+        self._watch_space()
+
+    def _watch_space(self) -> None:
+        engine = self._engine
+        free, least = self._fs.free_bytes(self._paths.root), engine.settings.min_free_bytes
+        read_only = engine.commits.read_only
+        if isinstance(read_only, ReadOnlyShard) and free >= max(least, 1):
+            engine.commits.read_only = None
+        elif read_only is None and free < least:
+            engine.commits.read_only = ReadOnlyShard(shard=engine.shard, free_bytes=free, min_free_bytes=least)
+
+    def next_job(self) -> Job | None:
+        """The most urgent job, if any; the caller runs it and then calls `finish` or `failed`."""
+        engine = self._engine
+        if engine.commits.read_only is not None:
+            return None
+        self._remove_moved()
+        if self._writer is not None:
+            return self._step_snapshot()
+        if len(engine.wal.files) > WAL_MAX_FILES_BEFORE_SEAL:
+            self._mark_oldest_file()
+        if self.due:
+            return self._seal_job()
+        if engine.wal.counters.bytes - self._bytes_at_snapshot >= SNAPSHOT_EVERY_WAL_BYTES:
+            self._begin_snapshot()
+            return self._step_snapshot()
+        return self._relocate_job()
+
+    def _mark_oldest_file(self) -> None:
+        """Topics whose records hold the oldest log file back."""
+        state = self._engine.state
+        oldest = min(self._engine.wal.files)
+        for number in sorted(state.files):
+            if number > oldest:
+                break
+            for topic_id in state.files.pop(number):
+                topic = state.catalog.by_id.get(topic_id)
+                if topic is not None and len(topic.hot) and topic.hot.lsn[topic.hot.start] >> 32 <= oldest:
+                    self.due[topic] = None
+
+    # --- sealing ----------------------------------------------------------------------------------------
+
+    def _seal_job(self) -> SealJob | None:
+        engine = self._engine
+        shares, size = [], 0
+        for topic in list(self.due):
+            if size >= SEAL_PASS_MAX_BYTES:
+                break
+            del self.due[topic]
+            if topic.id in engine.state.catalog.by_id and (share := plan_share(topic)) is not None:
+                shares.append(share)
+                size += topic.hot_bytes
+        if not shares:
+            return None
+        engine.state.last_segment += 1
+        plan = SealPlan(engine.state.last_segment, tuple(shares))
+        return SealJob(self._fs, self._paths.segments, self._store, engine.shard, plan, engine.now_ms())
+
+    def _finish_seal(self, job: SealJob) -> None:
+        self.counters.seals += 1
+        if job.fact is not None:
+            self._engine.commit_control(PendingControl(job.fact, None, self._engine.now_ms()))
+
+    # --- snapshots --------------------------------------------------------------------------------------
+
+    def _begin_snapshot(self) -> None:
+        engine = self._engine
+        engine.commit()
+        start = engine.commits.oldest_unapplied()
+        self._bytes_at_snapshot = engine.wal.counters.bytes
+        self._writer = SnapshotWriter(
+            self._fs, self._paths.snapshots, self._next_snapshot, engine.state, engine.shard, start, engine.now_ms()
+        )
+        self._next_snapshot += 1
+
+    def _step_snapshot(self) -> SnapshotJob | None:
+        """A slice of topics; the job itself once all are written."""
+        writer, engine = self._writer, self._engine
+        assert writer is not None
+        if writer.step() or engine.commits.sync_running:
+            return None
+        self._writer = None
+        engine.commit()
+        return writer.finish_job(
+            engine.wal, engine.begin_sync(), clean=False, boot_id=engine.state.boot_id
+        )
+
+    @property
+    def stepping(self) -> bool:
+        """Is a snapshot being written in slices, so that `next_job` should be called again soon?"""
+        return self._writer is not None
+
+    def snapshot_now(self, *, clean: bool) -> None:
+        """A whole snapshot at once, at shutdown: nothing may be in flight."""
+        engine = self._engine
+        if self._writer is not None:
+            self._writer.abandon()
+            self._writer = None
+        engine.sync_now()
+        self._begin_snapshot()
+        writer = self._writer
+        assert writer is not None
+        while writer.step(clean=clean):
+            pass
+        self._writer = None
+        job = writer.finish_job(engine.wal, engine.begin_sync(), clean=clean, boot_id=engine.state.boot_id)
+        job.run()
+        self.finish(job)
+
+    def _finish_snapshot(self, job: SnapshotJob) -> None:
+        engine = self._engine
+        engine.finish_sync(job.log_sync)
+        self.counters.snapshots += 1
+        previous, self._snapshot = self._snapshot, job.info
+        remove_old_snapshots(self._fs, self._paths.snapshots)
+        if previous is None:
+            return
+        # Two snapshots are kept: what the older one does not need, nobody does.
+        gone = engine.wal.trim_below(min(previous.first_file, job.info.first_file))
+        self.counters.retired_files.extend(gone)
+        self._drop_segments(previous.dead_segments)
+
+    def _drop_segments(self, numbers: frozenset[int]) -> None:
+        segments = self._engine.state.segments
+        dead = [segments.pop(number) for number in sorted(numbers) if number in segments]
+        for entry in dead:
+            assert not entry.runs
+            self._store.forget_segment(entry.number)
+            path = f"{self._paths.segments}/{segment_file_name(entry.number)}"
+            if self._fs.exists(path):
+                self._fs.unlink(path)
+            self.counters.segments_dropped += 1
+        cold = [entry.number for entry in dead if entry.tier == TIER_COLD]
+        if cold and self._paths.cold is not None:
+            forget_cold_segments(self._fs, self._paths.cold, self._engine.shard, cold, self._engine.now_ms())
+        if dead:
+            self._fs.sync_dir(self._paths.segments)
+
+    # --- cold tier --------------------------------------------------------------------------------------
+
+    def _relocate_job(self) -> RelocateJob | None:
+        settings = self._engine.settings
+        if self._paths.cold is None:
+            return None
+        hot = [
+            entry
+            for _, entry in sorted(self._engine.state.segments.items())
+            if entry.tier == TIER_HOT and entry.runs
+        ]
+        kept_bytes = 0
+        movable = []
+        for kept, entry in enumerate(reversed(hot)):
+            kept_bytes += entry.size
+            if kept >= settings.hot_retain_segments or 0 < settings.hot_retain_bytes < kept_bytes:
+                movable.append(entry)
+        moving = {number for number, _ in self._moved}
+        for entry in reversed(movable):
+            if entry.number not in moving:
+                source = f"{self._paths.segments}/{segment_file_name(entry.number)}"
+                return RelocateJob(self._fs, source, self._paths.cold, self._engine.shard, entry, self._engine.now_ms())
+        return None
+
+    def _finish_relocation(self, job: RelocateJob) -> None:
+        self.counters.relocated += 1
+        pending = PendingControl(SegmentMoved(job.entry.number, TIER_COLD), None, self._engine.now_ms())
+        self._engine.commit_control(pending)
+        self._store.forget_segment(job.entry.number)
+        self._moved.append((job.entry.number, pending.lsn))
+
+    def _remove_moved(self) -> None:
+        """The hot copy goes only when the log durably says where the cold one is."""
+        synced = self._engine.wal.synced
+        done = [number for number, lsn in self._moved if lsn < synced]
+        for number in done:
+            self._fs.unlink(f"{self._paths.segments}/{segment_file_name(number)}")
+        if done:
+            self._moved = [(number, lsn) for number, lsn in self._moved if number not in done]
+            self._fs.sync_dir(self._paths.segments)
+
+    # --- outcomes ---------------------------------------------------------------------------------------
+
+    def finish(self, job: Job) -> None:
+        match job:
+            case SealJob():
+                self._finish_seal(job)
+            case SnapshotJob():
+                self._finish_snapshot(job)
+            case RelocateJob():
+                self._finish_relocation(job)
+
+    def failed(self, job: Job, error: OSError | DataDamage) -> None:
+        """Nothing is lost: the log still has everything. Tried again later."""
+        self.counters.failures += 1
+        self.counters.last_failure = f"{type(job).__name__}: {error}"
+        match job:
+            case SealJob():
+                by_id = self._engine.state.catalog.by_id
+                for share in job.plan.shares:
+                    if share.topic.topic_id in by_id:
+                        self.due[by_id[share.topic.topic_id]] = None
+            case SnapshotJob():
+                # The log itself was synced, or a DiskFault would have come.
+                self._engine.finish_sync(job.log_sync)
+            case RelocateJob():
+                pass

@@ -1,0 +1,213 @@
+"""What waits between "staged" and "answered": one object per frame of a group.
+
+`apply` makes the frame true (after its group is written, or synced where the class asks for it), `answer` tells
+the caller, `undo` takes back what planning assumed if the group could not be written.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from shard_worker.request import Request, Timings
+
+if TYPE_CHECKING:
+    from shared.control_frames import Control
+    from shard_worker.core.batch import Batch
+    from shard_worker.core.shard_state import ShardState
+    from shard_worker.core.topic import Topic
+
+
+class Pending(Protocol):
+    topic: Topic | None
+    gated: bool
+    lsn: int
+    size: int
+
+    def apply(self, state: ShardState) -> None: ...
+    def answer(self, timings: Timings) -> None: ...
+    def undo(self, state: ShardState) -> None: ...
+    def requests(self) -> list[Request]: ...
+
+
+class PendingAppend:
+    __slots__ = (
+        "batch",
+        "created",
+        "first",
+        "followers",
+        "gated",
+        "idem",
+        "json_lsn",
+        "lsn",
+        "request",
+        "reserved",
+        "size",
+        "topic",
+        "ts",
+    )
+
+    def __init__(
+        self,
+        request: Request | None,
+        topic: Topic,
+        batch: Batch,
+        first: int,
+        ts: int,
+        reserved: int,
+        idem: str | None,
+        created: bool,
+    ) -> None:
+        self.request = request
+        self.topic: Topic | None = topic
+        self.batch = batch
+        self.first = first
+        self.ts = ts
+        self.reserved = reserved
+        self.idem = idem
+        self.created = created
+        self.gated = False
+        self.lsn = 0
+        self.json_lsn = 0
+        self.size = len(batch.json)
+        self.followers: list[Request] | None = None  # repeats that came before the first was committed
+
+    def apply(self, state: ShardState) -> None:
+        topic, batch = self.topic, self.batch
+        assert topic is not None
+        topic.pending_records -= batch.count
+        topic.pending_bytes -= self.size
+        if not self.json_lsn:
+            state.keep_resident(topic, self.first, batch.json, batch.columns)
+        state.apply_append(
+            topic,
+            self.lsn,
+            self.ts,
+            self.first,
+            batch.count,
+            self.json_lsn,
+            self.size,
+            batch.column_flags,
+            self.reserved,
+            self.idem,
+        )
+
+    def answer(self, timings: Timings) -> None:
+        topic = self.topic
+        assert topic is not None
+        if self.request is not None:
+            answer_write(self.request, topic, self.first, self.batch.count, self.created, False, timings)
+        for follower in self.followers or ():
+            answer_write(follower, topic, self.first, self.batch.count, False, True, timings)
+
+    def undo(self, state: ShardState) -> None:
+        topic = self.topic
+        assert topic is not None
+        topic.pending_records -= self.batch.count
+        topic.pending_bytes -= self.size
+        topic.staged_head = self.first - 1
+
+    def requests(self) -> list[Request]:
+        return ([] if self.request is None else [self.request]) + (self.followers or [])
+
+
+def answer_write(
+    request: Request, topic: Topic, first: int, count: int, created: bool, deduped: bool, timings: Timings
+) -> None:
+    last = first + count - 1
+    seqs = b""
+    if request.options is None or request.options.get("seqs") is not False:
+        listed = b"%d" % first if count == 1 else ",".join(map(str, range(first, last + 1))).encode()
+        seqs = b'"seqs":[%b],' % listed
+    request.sink.answer(
+        request.id,
+        201 if created else 200,
+        b'{"topic":"%b","first_seq":%d,"last_seq":%d,%b"head_seq":%d,"count":%d,"created":%b,"deduped":%b'
+        % (
+            topic.name.encode(),
+            first,
+            last,
+            seqs,
+            topic.head,
+            count,
+            b"true" if created else b"false",
+            b"true" if deduped else b"false",
+        ),
+        timings,
+    )
+
+
+class PendingControl:
+    """Any frame but an append. `on_applied` builds the answer from the number of records removed."""
+
+    __slots__ = ("_answer", "_undo", "fact", "gated", "lsn", "removed", "request", "size", "topic", "topic_id", "ts")
+
+    def __init__(
+        self,
+        fact: Control,
+        topic: Topic | None,
+        ts: int,
+        request: Request | None = None,
+        answer: AnswerBuilder | None = None,
+        undo: Undo | None = None,
+    ) -> None:
+        self.fact = fact
+        self.topic = topic
+        self.topic_id = topic.id if topic is not None else 0
+        self.ts = ts
+        self.request = request
+        self.gated = False
+        self.lsn = 0
+        self.size = 0
+        self.removed = 0
+        self._answer = answer
+        self._undo = undo
+
+    def apply(self, state: ShardState) -> None:
+        self.removed = state.apply(self.lsn, self.topic_id, self.ts, self.fact)  # type: ignore[arg-type]
+
+    def answer(self, timings: Timings) -> None:
+        if self.request is not None and self._answer is not None:
+            status, body = self._answer(self.removed)
+            self.request.sink.answer(self.request.id, status, body, timings)
+
+    def undo(self, state: ShardState) -> None:
+        if self._undo is not None:
+            self._undo()
+
+    def requests(self) -> list[Request]:
+        return [] if self.request is None else [self.request]
+
+
+class Barrier:
+    """No frame of its own: an answer that stands behind the frames of its topic."""
+
+    __slots__ = ("_build", "_request", "gated", "lsn", "size", "topic")
+
+    def __init__(self, request: Request, topic: Topic, build: AnswerBuilder) -> None:
+        self._request = request
+        self.topic: Topic | None = topic
+        self._build = build
+        self.gated = False
+        self.lsn = 0
+        self.size = 0
+
+    def apply(self, state: ShardState) -> None:
+        return None
+
+    def answer(self, timings: Timings) -> None:
+        status, body = self._build(0)
+        self._request.sink.answer(self._request.id, status, body, timings)
+
+    def undo(self, state: ShardState) -> None:
+        return None
+
+    def requests(self) -> list[Request]:
+        return [self._request]
+
+
+class AnswerBuilder(Protocol):
+    def __call__(self, removed: int, /) -> tuple[int, bytes]: ...
+
+
+class Undo(Protocol):
+    def __call__(self) -> None: ...

@@ -1,0 +1,100 @@
+"""One shard, opened: recovery, the engine, its maintenance, and a clean close.
+
+The process (shard_worker/worker.py) and the tests open shards through here; nothing in it waits or sleeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+
+from shared.control_frames import Hole, Session, Watermark
+from shared.errors import ShardUnavailable
+from shared.io.durable_fs import FileSystem
+from shared.limits import RETRY_AFTER_DEFAULT_MS, WAL_FILE_BYTES
+from shared.settings import Settings
+from shard_worker.commit import Clock
+from shard_worker.core.topic import REASON_MIXED
+from shard_worker.disk.record_store import RecordStore
+from shard_worker.disk.recovery import Progress, Recovered, Report, recover, shard_paths
+from shard_worker.engine import Engine
+from shard_worker.maintenance import Maintenance
+from shard_worker.pending import PendingControl
+
+
+def topicsd_version() -> str:
+    try:
+        return version("topicsd")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+@dataclass(slots=True)
+class Shard:
+    engine: Engine
+    maintenance: Maintenance
+    store: RecordStore
+    report: Report
+
+    @classmethod
+    def open(
+        cls,
+        fs: FileSystem,
+        settings: Settings,
+        shard: int,
+        *,
+        wall_ms: Callable[[], int],
+        clock: Clock,
+        progress: Progress = lambda _: None,
+        wal_file_bytes: int = WAL_FILE_BYTES,
+    ) -> Shard:
+        paths = shard_paths(settings, shard)
+        recovered = recover(fs, paths, shard, settings, wal_file_bytes, wall_ms(), progress)
+        engine = Engine(
+            wal=recovered.wal,
+            state=recovered.state,
+            settings=settings,
+            shard=shard,
+            wall_ms=wall_ms,
+            clock=clock,
+        )
+        _begin_session(engine, recovered, fs.boot_id())
+        maintenance = Maintenance(fs, paths, engine, recovered.store, recovered.snapshot)
+        engine.on_changed = maintenance.note_append
+        return cls(engine, maintenance, recovered.store, recovered.report)
+
+    def close(self) -> None:
+        """Everything synced, a snapshot that a restart begins from. Call it only when nothing is in flight."""
+        if self.engine.commits.read_only is None:
+            self.maintenance.snapshot_now(clean=True)
+        self.engine.wal.close()
+        self.store.close()
+
+
+def _begin_session(engine: Engine, recovered: Recovered, boot_id: str) -> None:
+    """Settle what the last session left open, durably, before anyone is served."""
+    now_ms = engine.now_ms()
+    power_lost = not recovered.clean and recovered.state.boot_id != boot_id
+    for topic in list(recovered.state.catalog.by_id.values()):
+        ephemeral = topic.config.durability == "ephemeral"
+        if topic.reserved > topic.head and not recovered.clean and (power_lost or ephemeral):
+            # Seqs up to the reservation may have been handed out, and then lost: never hand them out again.
+            hole = Hole(topic.head + 1, topic.reserved, REASON_MIXED)
+            engine.commits.stage_control(PendingControl(Watermark(hole=hole), topic, now_ms))
+            engine.commits.commit(now_ms)
+        if ephemeral:
+            topic.apply_loss(recovered.state.source)
+        topic.staged_head, topic.staged_ts = topic.head, topic.last_ts
+    session = Session(boot_id, topicsd_version())
+    engine.commits.stage_control(PendingControl(session, None, now_ms))
+    engine.sync_now()
+    for topic in recovered.state.catalog.by_id.values():
+        topic.reserved = max(topic.reserved, topic.head)
+        topic.reserved_synced = topic.reserved
+    if recovered.report.damage:
+        engine.commits.read_only = ShardUnavailable(
+            shard=engine.shard,
+            reason="its files are damaged: reads go on, writes wait for `topicsd repair`",
+            retry_after_ms=60 * RETRY_AFTER_DEFAULT_MS,
+        )

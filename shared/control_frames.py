@@ -1,0 +1,290 @@
+"""The log's frames besides appends: one frozen class per kind. Bodies: docs/disk-format.md §3.1.
+
+Past tense, because a frame in the log is a fact. `encode_control` and `decode_control` are inverse.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+from shared.cbor_body import (
+    Fields,
+    as_list,
+    as_map,
+    as_text,
+    as_uint,
+    dump_map,
+    list_of,
+    load_map,
+    without_none,
+)
+from shared.format_errors import BadBytes
+from shared.frame import Frame, Kind
+
+TIERS = ("hot", "cold")
+
+
+@dataclass(frozen=True, slots=True)
+class SealedTopic:
+    """One topic's share of a segment."""
+
+    topic_id: int
+    first: int
+    last: int
+    count: int
+    json_bytes: int
+    max_ts: int
+
+    def to_list(self) -> list[int]:
+        return [self.topic_id, self.first, self.last, self.count, self.json_bytes, self.max_ts]
+
+
+class Hole(NamedTuple):
+    """Seqs first..last that hold no records, and why."""
+
+    first: int
+    last: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TopicCreated:
+    kind: ClassVar[Kind] = Kind.TOPIC_CREATE
+    name: str
+    epoch: int
+    config: dict[str, object]
+    reserve: int
+
+    def to_map(self) -> dict[str, object]:
+        return {"name": self.name, "epoch": self.epoch, "config": self.config, "reserve": self.reserve}
+
+    @classmethod
+    def from_fields(cls, fields: Fields) -> "TopicCreated":
+        return cls(
+            fields.need("name", as_text),
+            fields.need("epoch", as_uint),
+            fields.need("config", as_map),
+            fields.need("reserve", as_uint),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TopicConfigured:
+    kind: ClassVar[Kind] = Kind.TOPIC_CONFIG
+    config: dict[str, object]
+
+    def to_map(self) -> dict[str, object]:
+        return {"config": self.config}
+
+    @classmethod
+    def from_fields(cls, fields: Fields) -> "TopicConfigured":
+        return cls(fields.need("config", as_map))
+
+
+@dataclass(frozen=True, slots=True)
+class TopicDeleted:
+    kind: ClassVar[Kind] = Kind.TOPIC_DELETE
+
+
+@dataclass(frozen=True, slots=True)
+class RecordsDeleted:
+    kind: ClassVar[Kind] = Kind.RECORDS_DELETE
+    upto: int
+    before: int | None = None
+    match: list[object] | None = None
+    """The caller's predicate as it came."""
+
+    def to_map(self) -> dict[str, object]:
+        return without_none(upto=self.upto, before=self.before, match=self.match)
+
+    @classmethod
+    def from_fields(cls, fields: Fields) -> "RecordsDeleted":
+        return cls(
+            fields.need("upto", as_uint), fields.maybe("before", as_uint), fields.maybe("match", as_list)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Watermark:
+    kind: ClassVar[Kind] = Kind.WATERMARK
+    floor: int | None = None
+    reason: str | None = None
+    reserve: int | None = None
+    hole: Hole | None = None
+
+    def to_map(self) -> dict[str, object]:
+        hole = None if self.hole is None else list(self.hole)
+        return without_none(floor=self.floor, reason=self.reason, reserve=self.reserve, hole=hole)
+
+    @classmethod
+    def from_fields(cls, fields: Fields) -> "Watermark":
+        return cls(
+            fields.maybe("floor", as_uint),
+            fields.maybe("reason", as_text),
+            fields.maybe("reserve", as_uint),
+            fields.maybe("hole", as_hole),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    kind: ClassVar[Kind] = Kind.SEALED
+    segment: int
+    digest: str
+    size: int
+    topics: tuple[SealedTopic, ...]
+
+    def to_map(self) -> dict[str, object]:
+        topics = [topic.to_list() for topic in self.topics]
+        return {"segment": self.segment, "digest": self.digest, "size": self.size, "topics": topics}
+
+    @classmethod
+    def from_fields(cls, fields: Fields) -> "Sealed":
+        return cls(
+            fields.need("segment", as_uint),
+            fields.need("digest", as_digest),
+            fields.need("size", as_uint),
+            fields.need("topics", lambda value: list_of(value, _as_sealed_topic)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentMoved:
+    kind: ClassVar[Kind] = Kind.SEGMENT_MOVED
+    segment: int
+    tier: str
+
+    def to_map(self) -> dict[str, object]:
+        return {"segment": self.segment, "tier": self.tier}
+
+    @classmethod
+    def from_fields(cls, fields: Fields) -> "SegmentMoved":
+        return cls(fields.need("segment", as_uint), fields.need("tier", as_tier))
+
+
+@dataclass(frozen=True, slots=True)
+class Synced:
+    kind: ClassVar[Kind] = Kind.SYNCED
+    lsn: int
+
+    def to_map(self) -> dict[str, object]:
+        return {"lsn": self.lsn}
+
+    @classmethod
+    def from_fields(cls, fields: Fields) -> "Synced":
+        return cls(fields.need("lsn", as_uint))
+
+
+@dataclass(frozen=True, slots=True)
+class FileEnded:
+    kind: ClassVar[Kind] = Kind.FILE_END
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentsReplaced:
+    kind: ClassVar[Kind] = Kind.SEGMENTS_REPLACED
+    old: tuple[int, ...]
+    new: tuple[Sealed, ...]
+
+    def to_map(self) -> dict[str, object]:
+        return {"old": list(self.old), "new": [segment.to_map() for segment in self.new]}
+
+    @classmethod
+    def from_fields(cls, fields: Fields) -> "SegmentsReplaced":
+        return cls(
+            fields.need("old", lambda value: list_of(value, as_uint)),
+            fields.need("new", lambda value: list_of(value, _as_sealed)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A worker opened the log here."""
+
+    kind: ClassVar[Kind] = Kind.SESSION
+    boot_id: str
+    version: str
+
+    def to_map(self) -> dict[str, object]:
+        return {"boot_id": self.boot_id, "version": self.version}
+
+    @classmethod
+    def from_fields(cls, fields: Fields) -> "Session":
+        return cls(fields.need("boot_id", as_text), fields.need("version", as_text))
+
+
+_Mapped = (
+    TopicCreated
+    | TopicConfigured
+    | RecordsDeleted
+    | Watermark
+    | Sealed
+    | SegmentMoved
+    | Synced
+    | SegmentsReplaced
+    | Session
+)
+Control = _Mapped | TopicDeleted | FileEnded
+
+_EMPTY: dict[int, type[TopicDeleted] | type[FileEnded]] = {cls.kind: cls for cls in (TopicDeleted, FileEnded)}
+_MAPPED: dict[int, type[_Mapped]] = {
+    TopicCreated.kind: TopicCreated,
+    TopicConfigured.kind: TopicConfigured,
+    RecordsDeleted.kind: RecordsDeleted,
+    Watermark.kind: Watermark,
+    Sealed.kind: Sealed,
+    SegmentMoved.kind: SegmentMoved,
+    Synced.kind: Synced,
+    SegmentsReplaced.kind: SegmentsReplaced,
+    Session.kind: Session,
+}
+
+
+def encode_control(control: Control) -> bytes:
+    """The body of the frame of kind `control.kind`."""
+    return b"" if isinstance(control, TopicDeleted | FileEnded) else dump_map(control.to_map())
+
+
+def decode_control(frame: Frame) -> Control:
+    """What an intact frame says; raises BadBytes if its body is not of its kind's shape."""
+    empty = _EMPTY.get(frame.kind)
+    if empty is not None:
+        if len(frame.body):
+            raise BadBytes(f"a body in a frame of kind {frame.kind}")
+        return empty()
+    mapped = _MAPPED.get(frame.kind)
+    if mapped is None:
+        raise BadBytes(f"frame kind {frame.kind} is out of place here")
+    fields = load_map(frame.body)
+    control = mapped.from_fields(fields)
+    fields.done()
+    return control
+
+
+def as_tier(value: object) -> str:
+    tier = as_text(value)
+    if tier not in TIERS:
+        raise BadBytes(f"tier is one of {', '.join(TIERS)}")
+    return tier
+
+
+def as_digest(value: object) -> str:
+    digest = as_text(value)
+    if len(digest) != 16 or not set(digest) <= set("0123456789abcdef"):
+        raise BadBytes("a digest is 16 hex digits")
+    return digest
+
+
+def as_hole(value: object) -> Hole:
+    first, last, reason = as_list(value, 3)
+    return Hole(as_uint(first), as_uint(last), as_text(reason))
+
+
+def _as_sealed_topic(value: object) -> SealedTopic:
+    return SealedTopic(*map(as_uint, as_list(value, 6)))
+
+
+def _as_sealed(value: object) -> Sealed:
+    fields = Fields(as_map(value))
+    sealed = Sealed.from_fields(fields)
+    fields.done()
+    return sealed

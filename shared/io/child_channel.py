@@ -1,0 +1,256 @@
+"""The tie between a child process and its supervisor: two pipes and JSON lines.
+
+Control, the child's stdin: the first line is its `Boot`; later lines are events (`{"event": …}`). End of file
+means that the child shall drain and exit, whether the supervisor asked for it or is gone, so that a killed
+supervisor leaves no orphans. Status, a descriptor named in argv (`--status-fd N`): what the child says.
+
+| status | fields | meaning |
+|---|---|---|
+| `replaying` | `progress` 0 to 1 | alive, not serving yet |
+| `ready` | | serving |
+| `alive` | any | heartbeat from the loop; without one for long enough the child is taken for hung |
+| `draining` | | takes no new work |
+| `failed` | `reason`, `retry` | will exit now; `retry` false: a restart would fail again |
+
+Children follow these pipes alone and ignore SIGINT, SIGTERM and SIGHUP: a terminal or an init system may
+signal the whole group, and the order of draining is the supervisor's. PR_SET_PDEATHSIG is not used: as
+SIGKILL it would forbid draining, as SIGTERM it would tell nothing that the end of the pipe does not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import select
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Never
+
+import msgspec
+import trio
+
+from shared.errors import Internal
+from shared.settings import Settings
+
+HEARTBEAT_S: Final = 1.0
+
+# An event carries at most all keys of the server; a line beyond this is no line of ours.
+CONTROL_LINE_MAX_BYTES: Final = 16 << 20
+# PIPE_BUF: a write up to here is all or nothing, so a full pipe never holds half a line.
+STATUS_LINE_MAX_BYTES: Final = 4096
+_REASON_MAX_CHARS: Final = 800
+# Statuses that found the pipe full and wait for room; heartbeats are dropped instead.
+_UNSENT_MAX: Final = 64
+_READ_BYTES: Final = 64 << 10
+# On top of the drain timeout, before a child that should be gone is ended from inside.
+_LAST_RESORT_S: Final = 5.0
+
+Event = Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Boot:
+    """What a child is told at start."""
+
+    settings: Settings
+    shards: int
+    socket_dir: str
+    """Directory of the Unix sockets, see `socket_path`."""
+
+    shard: int | None = None
+    """Workers only: which one this is."""
+
+    listen_fds: tuple[int, ...] = ()
+    """The gateway only: bound and listening sockets, inherited."""
+
+    heartbeat_s: float = HEARTBEAT_S
+
+
+class StatusLine(msgspec.Struct, frozen=True):
+    """What the supervisor reads of a status; other fields are for people."""
+
+    status: str
+    progress: float | None = None
+    reason: str | None = None
+    retry: bool = True
+
+
+class BadLine(Internal):
+    """A line on one of the pipes that the other side cannot have meant."""
+
+
+_BOOT = msgspec.json.Decoder(Boot)
+_STATUS = msgspec.json.Decoder(StatusLine)
+_EVENT = msgspec.json.Decoder(dict[str, object])
+
+
+def socket_path(socket_dir: str, shard: int) -> str:
+    return os.path.join(socket_dir, f"shard-{shard:04d}.sock")
+
+
+def encode_line(value: object) -> bytes:
+    return msgspec.json.encode(value) + b"\n"
+
+
+def decode_boot(line: bytes) -> Boot:
+    try:
+        return _BOOT.decode(line)
+    except msgspec.MsgspecError as err:
+        raise BadLine(f"boot line from the supervisor: {err}") from err
+
+
+def decode_status(line: bytes) -> StatusLine:
+    try:
+        return _STATUS.decode(line)
+    except msgspec.MsgspecError as err:
+        raise BadLine(f"status line of a child: {err}") from err
+
+
+def decode_event(line: bytes) -> Event:
+    try:
+        return _EVENT.decode(line)
+    except msgspec.MsgspecError as err:
+        raise BadLine(f"event line from the supervisor: {err}") from err
+
+
+class LineSplitter:
+    """Cuts a byte stream into lines, whatever its chunking."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The lines that `data` completes, without their line ends."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > self._max_bytes:
+            raise BadLine(f"a line of more than {self._max_bytes} bytes")
+        return lines
+
+
+class ChildChannel:
+    """The child's end. `receive` and `closed` read the same pipe: use one of them."""
+
+    def __init__(self, control_fd: int, status_fd: int, *, heartbeat_s: float = HEARTBEAT_S) -> None:
+        os.set_blocking(status_fd, False)
+        os.set_inheritable(status_fd, False)
+        self._control_fd = control_fd
+        self._control: trio.lowlevel.FdStream | None = None
+        self._status_fd = status_fd
+        self._heartbeat_s = heartbeat_s
+        self._splitter = LineSplitter(CONTROL_LINE_MAX_BYTES)
+        self._lines: deque[bytes] = deque()
+        self._unsent: deque[bytes] = deque(maxlen=_UNSENT_MAX)
+
+    @classmethod
+    def open(cls, argv: Sequence[str]) -> tuple[ChildChannel, Boot]:
+        """Take over this process's end. Blocks until the boot line is there; call it before the loop runs.
+
+        `argv` is `sys.argv`. A process that no supervisor started exits 2 with a usage message.
+        """
+        parser = argparse.ArgumentParser(description="A child process of `topicsd serve`, started by it.")
+        parser.add_argument("--status-fd", type=int, required=True, metavar="FD")
+        status_fd: int = parser.parse_args(list(argv[1:])).status_fd
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        channel = cls(_take_stdin(), status_fd)
+        boot = channel.read_boot()
+        _arm_last_resort(channel._control_fd, boot.settings.drain_timeout_ms / 1000 + _LAST_RESORT_S)
+        return channel, boot
+
+    def read_boot(self) -> Boot:
+        while not self._lines:
+            data = os.read(self._control_fd, _READ_BYTES)
+            if not data:
+                # It died between starting us and speaking to us, and nobody waits for a report.
+                raise SystemExit(0)
+            self._lines.extend(self._splitter.feed(data))
+        boot = decode_boot(self._lines.popleft())
+        self._heartbeat_s = boot.heartbeat_s
+        return boot
+
+    # --- to the supervisor --------------------------------------------------------------------
+
+    def report(self, status: str, **fields: object) -> None:
+        """Send a status now, or with a later one if the pipe is full. Never blocks, never fails."""
+        reason = fields.get("reason")
+        if reason is not None:
+            fields["reason"] = str(reason)[:_REASON_MAX_CHARS]
+        line = encode_line({"status": status, **fields})
+        assert len(line) <= STATUS_LINE_MAX_BYTES, "a longer line could be cut in half"
+        if status != "alive":
+            self._unsent.append(line)
+            self._send_unsent()
+        elif self._send_unsent():
+            # A heartbeat that does not fit is worth nothing later.
+            self._write(line)
+
+    def _send_unsent(self) -> bool:
+        while self._unsent:
+            if not self._write(self._unsent[0]):
+                return False
+            self._unsent.popleft()
+        return True
+
+    def _write(self, line: bytes) -> bool:
+        try:
+            os.write(self._status_fd, line)
+        except BlockingIOError:
+            return False
+        except BrokenPipeError:
+            # The supervisor is gone; the control pipe says so to whoever must act on it.
+            return True
+        return True
+
+    async def heartbeat(self, facts: Callable[[], Mapping[str, object]] | None = None) -> Never:
+        """Report `alive`, with `facts`, for as long as the loop runs."""
+        while True:
+            self.report("alive", **(facts() if facts is not None else {}))
+            await trio.sleep(self._heartbeat_s)
+
+    # --- from the supervisor ------------------------------------------------------------------
+
+    async def receive(self) -> Event | None:
+        """The next event; None at the end, which means: drain and exit."""
+        if self._control is None:
+            self._control = trio.lowlevel.FdStream(self._control_fd)
+        while not self._lines:
+            data = await self._control.receive_some(_READ_BYTES)
+            if not data:
+                return None
+            self._lines.extend(self._splitter.feed(data))
+        return decode_event(self._lines.popleft())
+
+    async def closed(self) -> None:
+        """Return when it is time to drain and exit. For children that await no events."""
+        while await self.receive() is not None:
+            pass
+
+
+def _take_stdin() -> int:
+    """The control pipe under a number of its own, so that nothing else can read from it by mistake."""
+    control_fd = os.dup(0)
+    null_fd = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null_fd, 0)
+    os.close(null_fd)
+    return control_fd
+
+
+def _arm_last_resort(control_fd: int, after_s: float) -> None:
+    """End this process `after_s` after the control pipe has closed, even if its loop hangs.
+
+    A supervisor that lives kills a child that does not drain; this is for the one that was killed itself.
+    """
+
+    def wait_and_end() -> None:
+        hangup = select.poll()
+        hangup.register(control_fd, 0)  # no data, only the hang-up, which is always reported
+        hangup.poll()
+        time.sleep(after_s)
+        os._exit(1)
+
+    threading.Thread(target=wait_and_end, name="last-resort", daemon=True).start()

@@ -1,0 +1,138 @@
+"""Every internal maximum, with its unit and what happens beyond it.
+
+What an operator may change is a setting (shared/settings.py), and some of those take their default
+from here. The rest are constants because another part relies on the exact value, or because nobody
+could choose a better one without reading the code.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+KiB: Final = 1 << 10
+MiB: Final = 1 << 20
+GiB: Final = 1 << 30
+
+# --- the link between processes ---------------------------------------------------------------
+
+LINK_MAX_FRAME_BYTES: Final = 96 * MiB
+"""Bytes of one frame on a Unix-socket link; a longer one is a protocol error and ends the link.
+Holds the largest body a setting allows (MAX_BODY_BYTES_CEILING) plus envelopes and answers."""
+
+LINK_CREDITS: Final = 4096
+"""Requests in flight per link; the sender answers 429 itself rather than queue beyond it."""
+
+MAX_BODY_BYTES_CEILING: Final = 80 * MiB
+"""Bytes; the highest `max_body_bytes` an operator may set. Below the frame limit by enough for the
+per-record `$seq`, `$ts` and columns that a batch of the largest allowed count gains on its way."""
+
+# --- write-ahead log and seqs -----------------------------------------------------------------
+
+WAL_FILE_BYTES: Final = 64 * MiB
+"""Bytes after which the active WAL file is rotated; a larger single frame gets a file of its own."""
+
+WAL_MAX_FILES_BEFORE_SEAL: Final = 8
+"""WAL files; with more than this a sealing pass starts whatever the topics' own bounds say."""
+
+SEQ_RESERVE_MIN: Final = 1024
+"""Seqs reserved ahead of use at the least, so that an acked seq is never given out twice after a
+power cut that lost the unsynced tail."""
+
+SEQ_RESERVE_MAX: Final = 1 << 20
+"""Seqs reserved ahead of use at the most: what a crash may skip in one topic."""
+
+SYNC_INTERVAL_MS: Final = 200
+"""Milliseconds between background syncs of `disk` data; the default of `sync_interval_ms`."""
+
+# --- segments and snapshots -------------------------------------------------------------------
+
+BLOCK_MAX_RECORDS: Final = 2048
+"""Records in one compressed block of a segment."""
+
+BLOCK_TARGET_BYTES: Final = 512 * KiB
+"""Uncompressed bytes at which a block is closed; a single larger record makes a block of its own."""
+
+BLOCK_CACHE_BYTES: Final = 64 * MiB
+"""Bytes of decompressed blocks and indexes cached per shard; the default of `cache_bytes`."""
+
+SNAPSHOT_SLICE_TOPICS: Final = 256
+"""Topics written to a snapshot per turn, so that a snapshot never stalls the loop."""
+
+SNAPSHOT_EVERY_WAL_BYTES: Final = 256 * MiB
+"""WAL bytes since the last snapshot after which the next one is taken: bounds replay."""
+
+# --- memory per shard -------------------------------------------------------------------------
+
+EPHEMERAL_MAX_BYTES: Final = 256 * MiB
+"""Bytes of `ephemeral` records held by one shard; beyond it the oldest go, as with a cap."""
+
+DEDUPE_MAX_KEYS_PER_SHARD: Final = 1_000_000
+"""Idempotency keys remembered by one shard; beyond it the oldest are forgotten first."""
+
+# --- reads ------------------------------------------------------------------------------------
+
+READ_DEFAULT_LIMIT: Final = 256
+"""Records per read when the caller names no limit (or 0)."""
+
+READ_DEFAULT_BYTES: Final = 1 * MiB
+"""Bytes per read when the caller names no `max_bytes`."""
+
+READ_MAX_BYTES: Final = 8 * MiB
+"""Bytes per read at the most; a larger `max_bytes` is clamped. One record is always returned."""
+
+WAIT_MAX_MS: Final = 30_000
+"""Milliseconds of long poll at the most; a larger `wait_ms` is clamped."""
+
+EXTENTS_MAX_PER_ANSWER: Final = 64
+"""File extents in one answer; a read touching more of them is answered with bytes instead."""
+
+SENDFILE_MIN_BYTES: Final = 16 * KiB
+"""Bytes below which an answer is copied: a sendfile call costs more than the copy it saves."""
+
+# --- requests ---------------------------------------------------------------------------------
+
+IDEMPOTENCY_KEY_MAX_CHARS: Final = 256
+"""Characters of an `idempotency_key`; longer is 400."""
+
+META_MAX_KEYS: Final = 64
+"""Keys of one record's `meta`; more is 400."""
+
+MATCH_VALUE_MAX_BYTES: Final = 4 * KiB
+"""UTF-8 bytes of the value of a match predicate; longer is 400. As long as the longest tag, key or
+node that a setting allows, with room for the star: a longer value could never match."""
+
+LABEL_BYTES_CEILING: Final = MATCH_VALUE_MAX_BYTES - 1
+"""Bytes; the highest `max_tag_bytes`, `max_node_bytes` and `max_key_bytes` an operator may set."""
+
+QUEUE_SEQS_MAX: Final = 1000
+"""Seqs in one ack, nack or extend; more is 400 batch_too_large."""
+
+PAGE_SIZE_DEFAULT: Final = 100
+"""Entries on one page of a list."""
+
+PAGE_SIZE_MAX: Final = 1000
+"""Entries on one page of a list at the most; a larger `page_size` is clamped."""
+
+# --- lifecycle --------------------------------------------------------------------------------
+
+DRAIN_TIMEOUT_MS: Final = 10_000
+"""Milliseconds that work in flight gets at shutdown; the default of `drain_timeout_ms`."""
+
+RETRY_AFTER_DEFAULT_MS: Final = 1000
+"""Milliseconds a client is told to wait when nothing better is known (429 at a cap, 503)."""
+
+READ_SCAN_MAX_RECORDS: Final = 20_000
+"""Records that one filtered read looks at; then it answers with the cursor where it stopped."""
+
+UNSYNCED_MAX_BYTES: Final = 64 * MiB
+"""Bytes of writes that may wait for a sync; beyond it writes are answered 429 until the disk catches up."""
+
+RESERVE_IDLE_MS: Final = 60_000
+"""Milliseconds without a write after which a topic gives its reserved seqs back: a power cut then costs it no
+gap, and its next write waits for one sync."""
+
+SEAL_PASS_MAX_BYTES: Final = 256 * MiB
+"""Bytes of hot records that one sealing pass takes; what is due beyond that waits for the next pass."""
+
+SWEEP_TOPICS_PER_TICK: Final = 1000
+"""Topics whose age and TTL are looked at in one maintenance tick."""

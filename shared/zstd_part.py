@@ -1,0 +1,33 @@
+"""Compressed parts of segment files, with a bound on what decompression may allocate."""
+
+import zstandard
+
+from shared.format_errors import BadBytes
+
+LEVEL = 3
+
+
+def compress(raw: bytes) -> bytes:
+    # A context per call: contexts must not be shared between threads, and sealing runs in one.
+    return zstandard.ZstdCompressor(level=LEVEL).compress(raw)
+
+
+def decompress(stored: bytes | memoryview, raw_len: int) -> bytes:
+    """Exactly `raw_len` bytes, or BadBytes before anything of another size is allocated."""
+    if raw_size(stored) != raw_len:
+        raise BadBytes(f"a zstd frame of other than {raw_len} bytes")
+    try:
+        raw = zstandard.ZstdDecompressor().decompress(stored, allow_extra_data=False)
+    except zstandard.ZstdError as err:
+        raise BadBytes(f"zstd: {err}") from err
+    if len(raw) != raw_len:
+        raise BadBytes(f"zstd gives {len(raw)} bytes of {raw_len}")
+    return raw
+
+
+def raw_size(stored: bytes | memoryview) -> int:
+    """What the zstd frame says about itself; huge if it does not say."""
+    try:
+        return zstandard.get_frame_parameters(stored).content_size
+    except zstandard.ZstdError as err:
+        raise BadBytes(f"zstd: {err}") from err

@@ -1,0 +1,66 @@
+"""`topicsd serve`: run the server in the foreground."""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+
+import click
+import trio
+
+from shared.io.logs import set_up_logging
+from shared.settings import SETTINGS, Settings, is_loopback
+from topicsd.commands.settings_options import refuse, settings_options, settings_or_exit
+from topicsd.exits import StartRefused
+from topicsd.supervisor import ChildPlan, Supervisor
+
+log = logging.getLogger(__name__)
+
+
+@click.command()
+@settings_options
+@click.pass_context
+def serve(context: click.Context, config_file: str | None, **flags: str | None) -> None:
+    """Run the server until SIGTERM or SIGINT."""
+    context.exit(run_server(settings_or_exit(config_file, flags)))
+
+
+def run_server(settings: Settings, plan: ChildPlan | None = None) -> int:
+    """The exit code. `plan` is for tests."""
+    set_up_logging(level=settings.log_level, style=settings.log_format, process="supervisor")
+    log.info("server.starting", extra=settings.effective())
+    _warn_if_open(settings)
+    _raise_file_limit()
+    env = dict(os.environ)
+    for row in SETTINGS:
+        if row.secret:
+            # They are digests in `settings` by now, and nothing this process starts may inherit them.
+            os.environ.pop(row.env, None)
+    supervisor = Supervisor(settings, env=env, announce=_announce, plan=plan)
+    try:
+        return trio.run(supervisor.run)
+    except StartRefused as err:
+        log.error("server.refused", extra={"reason": str(err), "exit_code": int(err.exit_code)})
+        refuse(str(err), err.exit_code)
+
+
+def _announce(url: str) -> None:
+    click.echo(f"topicsd is listening on {url}")
+
+
+def _warn_if_open(settings: Settings) -> None:
+    if len(settings.key_ring()) > 0:
+        return
+    reach = "this machine" if is_loopback(settings.host) else "the network"
+    log.warning(
+        "auth.off",
+        extra={"reason": f"no API keys are set: everyone on {reach} may read, write and delete everything"},
+    )
+
+
+def _raise_file_limit() -> None:
+    # Every client is a descriptor. The soft limit is low for the sake of programs that use select().
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

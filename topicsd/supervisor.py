@@ -1,0 +1,250 @@
+"""`topicsd serve`: prepares the data directory and the port, keeps the children alive, drains in order.
+
+The supervisor touches no data and answers no request. It holds what must outlive a child: the lock of the
+data directory, the public port, the keys, and what is known about each shard.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+import trio
+
+from shard_worker.disk.dir_lock import DirectoryLocked, DirLock
+from shared.errors import BadSetting
+from shared.io.child_channel import HEARTBEAT_S, Boot
+from shared.io.durable_fs import FileSystem, RealFileSystem
+from shared.settings import SETTINGS, Settings
+from topicsd.child_keeper import ChildKeeper, Condition, Phase
+from topicsd.child_process import ChildProcess, Silence, child_environment
+from topicsd.core.restart_policy import RestartTimes
+from topicsd.exits import Exit, StartRefused
+from topicsd.key_file import with_key_file
+from topicsd.public_port import PortFile, open_public_port, port_number, public_url
+from topicsd.socket_dir import make_socket_dir
+from topicsd.store_file import ensure_shard_count, open_store
+
+log = logging.getLogger(__name__)
+
+# Of the drain timeout. The gateway closes what is left at its own share; the supervisor waits a little longer
+# before it kills, and the workers have the rest to flush and write their snapshots.
+_GATEWAY_SHARE: Final = 0.6
+_GATEWAY_KILL_SHARE: Final = 0.7
+# Even if the gateway took all the time there was: flushing is what keeps the next start short.
+_WORKER_DRAIN_MIN_S: Final = 1.0
+_KILL_GRACE_S: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildPlan:
+    """How children are run. Not for operators; tests put stand-ins and shorter times here."""
+
+    worker_module: str = "shard_worker"
+    gateway_module: str = "gateway"
+    heartbeat_s: float = HEARTBEAT_S
+    silence: Silence = field(default_factory=Silence)
+    restart: RestartTimes = field(default_factory=RestartTimes)
+
+
+class Supervisor:
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        env: Mapping[str, str],
+        announce: Callable[[str], None],
+        plan: ChildPlan | None = None,
+    ) -> None:
+        """`settings` with the keys of the key file; `announce` gets the URL once the port is open."""
+        self._settings = settings
+        self._env = child_environment(env, [row.env for row in SETTINGS if row.secret])
+        self._announce = announce
+        self._plan = plan or ChildPlan()
+        self._fs: FileSystem = RealFileSystem()
+        self._socket_dir = ""
+        self._listeners: list[socket.socket] = []
+        self._workers: list[ChildKeeper] = []
+        self._gateway = self._keeper("gateway", self._start_gateway, self._on_gateway)
+        self._started_at = 0.0
+        self._was_ready = False
+
+    async def run(self) -> Exit:
+        """Serve until a signal, then drain. Raises StartRefused."""
+        self._started_at = trio.current_time()
+        with (
+            trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals,
+            ExitStack() as held,
+        ):
+            self._prepare_data_dir(held)
+            await self._open_port(held)
+            async with trio.open_nursery() as nursery:
+                for keeper in (*self._workers, self._gateway):
+                    nursery.start_soon(keeper.run)
+                await self._until_told_to_stop(signals)
+                clean = await self._drain_or_hurry(signals)
+                # Only a process that not even SIGKILL could end is still there.
+                nursery.cancel_scope.cancel()
+        log.info("server.stopped", extra={"clean": clean})
+        return Exit.CLEAN if clean else Exit.UNCLEAN_STOP
+
+    # --- start --------------------------------------------------------------------------------
+
+    def _prepare_data_dir(self, held: ExitStack) -> None:
+        data_dir, shards = self._settings.data_dir, self._settings.wal_shards
+        try:
+            self._fs.make_dir(data_dir)
+            held.enter_context(DirLock(data_dir))
+            store = open_store(self._fs, data_dir, shards=shards)
+            store = ensure_shard_count(store, data_dir=data_dir, shards=shards)
+            self._socket_dir = make_socket_dir(data_dir)
+        except DirectoryLocked as err:
+            raise StartRefused(Exit.LOCKED, str(err)) from err
+        except OSError as err:
+            message = f"data_dir: {err.filename or data_dir} cannot be used: {err.strerror}"
+            raise StartRefused(Exit.BAD_SETTINGS, message) from err
+        self._workers = [
+            self._keeper(f"shard-{shard}", partial(self._start_worker, shard), partial(self._on_shard, shard))
+            for shard in range(store.shards)
+        ]
+
+    async def _open_port(self, held: ExitStack) -> None:
+        port_file = PortFile(self._fs, self._settings.port_file)
+        port_file.clear()
+        self._listeners = await open_public_port(self._settings)
+        held.callback(self._close_listeners)
+        port_file.write(port_number(self._listeners))
+        url = public_url(self._settings, self._listeners)
+        log.info("server.listening", extra={"url": url})
+        self._announce(url)
+
+    def _close_listeners(self) -> None:
+        while self._listeners:
+            self._listeners.pop().close()
+
+    # --- children -----------------------------------------------------------------------------
+
+    def _keeper(
+        self, name: str, start: Callable[[], ChildProcess], on_condition: Callable[[Condition], None]
+    ) -> ChildKeeper:
+        return ChildKeeper(
+            name,
+            start,
+            silence=self._plan.silence,
+            restart=self._plan.restart,
+            on_condition=on_condition,
+        )
+
+    def _start_worker(self, shard: int) -> ChildProcess:
+        boot = Boot(
+            # Only the gateway checks keys.
+            settings=dataclasses.replace(self._settings, api_keys=(), file_api_keys=()),
+            shards=len(self._workers),
+            socket_dir=self._socket_dir,
+            shard=shard,
+            heartbeat_s=self._plan.heartbeat_s,
+        )
+        return ChildProcess.start(self._plan.worker_module, boot, env=self._env)
+
+    def _start_gateway(self) -> ChildProcess:
+        drain_ms = int(self._settings.drain_timeout_ms * _GATEWAY_SHARE)
+        boot = Boot(
+            settings=dataclasses.replace(self._settings, drain_timeout_ms=drain_ms),
+            shards=len(self._workers),
+            socket_dir=self._socket_dir,
+            listen_fds=tuple(listener.fileno() for listener in self._listeners),
+            heartbeat_s=self._plan.heartbeat_s,
+        )
+        process = ChildProcess.start(self._plan.gateway_module, boot, env=self._env)
+        for shard, worker in enumerate(self._workers):
+            process.send(shard_event(shard, worker.condition))
+        return process
+
+    def _on_shard(self, shard: int, condition: Condition) -> None:
+        self._gateway.send(shard_event(shard, condition))
+        self._note_ready()
+
+    def _on_gateway(self, condition: Condition) -> None:
+        self._note_ready()
+
+    def _note_ready(self) -> None:
+        keepers = (*self._workers, self._gateway)
+        if self._was_ready or any(keeper.condition.phase is not Phase.READY for keeper in keepers):
+            return
+        self._was_ready = True
+        took_ms = round((trio.current_time() - self._started_at) * 1000)
+        log.info("server.ready", extra={"shards": len(self._workers), "took_ms": took_ms})
+
+    # --- signals ------------------------------------------------------------------------------
+
+    async def _until_told_to_stop(self, signals: AsyncIterator[int]) -> None:
+        async for number in signals:
+            if number != signal.SIGHUP:
+                log.info("server.draining", extra={"signal": signal.Signals(number).name})
+                return
+            await self._reload_keys()
+
+    async def _reload_keys(self) -> None:
+        if self._settings.api_keys_file is None:
+            log.warning("keys.not_reloaded", extra={"reason": "no api_keys_file is set"})
+            return
+        try:
+            # In a thread: the file may be on a mount that has stopped answering.
+            settings = await trio.to_thread.run_sync(with_key_file, self._settings, abandon_on_cancel=True)
+        except BadSetting as err:
+            log.error("keys.not_reloaded", extra={"reason": err.message})
+            return
+        self._settings = settings
+        keys = settings.api_keys + settings.file_api_keys
+        self._gateway.send({"event": "keys", "keys": keys})
+        log.info("keys.reloaded", extra={"keys": len(keys)})
+
+    # --- stop ---------------------------------------------------------------------------------
+
+    async def _drain_or_hurry(self, signals: AsyncIterator[int]) -> bool:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._hurry_on_signal, signals)
+            clean = await self._drain()
+            nursery.cancel_scope.cancel()
+        return clean
+
+    async def _hurry_on_signal(self, signals: AsyncIterator[int]) -> None:
+        async for number in signals:
+            if number != signal.SIGHUP:
+                log.warning("server.killing", extra={"signal": signal.Signals(number).name})
+                for keeper in (self._gateway, *self._workers):
+                    keeper.kill("a second signal came")
+
+    async def _drain(self) -> bool:
+        """The gateway first, so that the workers have answered everything before they are asked to go."""
+        timeout_s = self._settings.drain_timeout_ms / 1000
+        deadline = trio.current_time() + timeout_s
+        # Ours too: as long as anyone holds the port, clients could still connect and would wait in vain.
+        self._close_listeners()
+        results = [await self._gateway.stop(timeout_s * _GATEWAY_KILL_SHARE, kill_grace_s=_KILL_GRACE_S)]
+        left_s = max(deadline - trio.current_time(), _WORKER_DRAIN_MIN_S)
+
+        async def stop(worker: ChildKeeper) -> None:
+            results.append(await worker.stop(left_s, kill_grace_s=_KILL_GRACE_S))
+
+        async with trio.open_nursery() as nursery:
+            for worker in self._workers:
+                nursery.start_soon(stop, worker)
+        return all(results)
+
+
+def shard_event(shard: int, condition: Condition) -> dict[str, object]:
+    """What the gateway is told. A worker that has not spoken yet has replayed nothing."""
+    starting = condition.phase is Phase.STARTING
+    state = Phase.REPLAYING if starting else condition.phase
+    progress = 0.0 if starting else condition.progress
+    event = {"event": "shard", "shard": shard, "state": state.value}
+    optional = {"progress": progress, "reason": condition.reason}
+    return event | {name: value for name, value in optional.items() if value is not None}
