@@ -43,7 +43,7 @@ async def run_gateway(channel: ChildChannel, boot: Boot) -> None:
     listeners = [socket.socket(fileno=fd) for fd in boot.listen_fds]
     async with trio.open_nursery() as nursery:
         nursery.start_soon(channel.heartbeat)
-        nursery.start_soon(shards.run, edge.turns)
+        nursery.start_soon(shards.run, edge.poller)
         # At once, without waiting for the shards: health answers, and the rest says 503 and why.
         await nursery.start(edge.serve, listeners)
         channel.report("ready")

@@ -13,6 +13,11 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Sequence
 
+from shard_worker.core.shard_state import ShardState
+from shard_worker.core.topic import Topic
+from shard_worker.disk.wal import SyncJob, Wal
+from shard_worker.pending import AnswerBuilder, Barrier, Pending, PendingAppend, PendingControl
+from shard_worker.request import Request, Timings
 from shared.control_frames import Synced, Watermark, encode_control
 from shared.errors import ReadOnlyShard, ShardUnavailable, Throttled, TopicsError
 from shared.frame import Kind
@@ -25,11 +30,6 @@ from shared.limits import (
 )
 from shared.settings import Settings
 from shared.wal_format import FLAG_EXTRA, JSON_OFFSET, build_append_body, encode_extra
-from shard_worker.core.shard_state import ShardState
-from shard_worker.core.topic import Topic
-from shard_worker.disk.wal import SyncJob, Wal
-from shard_worker.pending import AnswerBuilder, Barrier, Pending, PendingAppend, PendingControl
-from shard_worker.request import Request, Timings
 
 Clock = Callable[[], float]  # seconds, only differences count
 
@@ -50,7 +50,9 @@ class Committer:
         self._raised: list[tuple[Topic, int]] = []  # reservations that the next sync makes durable
         self._raised_syncing: list[tuple[Topic, int]] = []
         self._reserving: dict[Topic, None] = {}  # topics that hold a reservation, oldest write first
-        self._keyed: dict[tuple[int, str], PendingAppend] = {}  # writes with an idempotency key, until applied
+        self._keyed: dict[
+            tuple[int, str], PendingAppend
+        ] = {}  # writes with an idempotency key, until applied
         self._marked = 0  # up to where a SYNCED frame vouches
         self.sync_running = False
         self.last_sync_ms = 0
@@ -190,7 +192,9 @@ class Committer:
             )
         else:
             error = ShardUnavailable(
-                shard=self._shard, reason="the log could not be written", retry_after_ms=RETRY_AFTER_DEFAULT_MS
+                shard=self._shard,
+                reason="the log could not be written",
+                retry_after_ms=RETRY_AFTER_DEFAULT_MS,
             )
         # A SYNCED frame or a reservation that was staged with the group is not in the log: stage them anew.
         self._marked = 0
@@ -214,6 +218,11 @@ class Committer:
         if self._waiting:
             return True
         return self._wal.unsynced and now_ms - self.last_sync_ms >= self._settings.sync_interval_ms
+
+    @property
+    def waiting(self) -> int:
+        """Frames that wait for a sync."""
+        return len(self._waiting) + len(self._syncing)
 
     @property
     def idle(self) -> bool:
@@ -260,4 +269,3 @@ class Committer:
             topic.reserved_synced = topic.head
             self.stage_control(PendingControl(Watermark(reserve=topic.head), topic, now_ms))
         self.commit(now_ms)
-

@@ -13,6 +13,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from shard_worker.commit import Clock, Committer
+from shard_worker.core.batch import Batch, check_write, encode_batch
+from shard_worker.core.describe import (
+    deleted_records_json,
+    deleted_topic_json,
+    list_item_json,
+    put_json,
+    state_json,
+)
+from shard_worker.core.reading import ReadResult, View, read, view_of
+from shard_worker.core.shard_state import ShardState
+from shard_worker.core.topic import Topic
+from shard_worker.counters import EngineCounters
+from shard_worker.disk.wal import SyncJob, Wal
+from shard_worker.long_polls import LongPolls, Waiting
+from shard_worker.pending import PendingAppend, PendingControl, answer_write
+from shard_worker.request import Request
 from shared.api_types import (
     TopicConfig,
     TopicConfigIn,
@@ -38,22 +55,6 @@ from shared.match import parse_match
 from shared.names import valid_topic_name
 from shared.settings import Settings
 from shared.wire import Op, encode_list_body
-from shard_worker.commit import Clock, Committer
-from shard_worker.core.batch import Batch, check_write, encode_batch
-from shard_worker.core.describe import (
-    deleted_records_json,
-    deleted_topic_json,
-    list_item_json,
-    put_json,
-    state_json,
-)
-from shard_worker.core.reading import ReadResult, View, read, view_of
-from shard_worker.core.shard_state import ShardState
-from shard_worker.core.topic import Topic
-from shard_worker.disk.wal import SyncJob, Wal
-from shard_worker.long_polls import LongPolls, Waiting
-from shard_worker.pending import PendingAppend, PendingControl, answer_write
-from shard_worker.request import Request
 
 
 class Engine:
@@ -75,6 +76,7 @@ class Engine:
         self.commits = Committer(wal, state, settings, shard, clock)
         self._configs: dict[Topic, TopicConfig] = {}  # configurations that wait for their sync
         self._polls = LongPolls()
+        self.counters = EngineCounters()
         self.on_changed: Callable[[Topic], None] = lambda topic: None
         self._handlers: dict[int, Callable[[Request], None]] = {
             Op.APPEND: self._append,
@@ -120,6 +122,7 @@ class Engine:
         return self.commits.begin_sync(self.now_ms())
 
     def finish_sync(self, job: SyncJob) -> None:
+        self.counters.syncs.add(job.run_ms)
         self.commits.finish_sync(job)
         self._wake_readers(self.now_ms())
 
@@ -132,9 +135,14 @@ class Engine:
 
     def tick(self) -> None:
         now_ms = self.now_ms()
-        for waiting in self._polls.take_expired(now_ms):
-            self._answer_read(waiting.request, waiting.topic, waiting.result_or_none(now_ms, self))
+        self._answer_polls(self._polls.take_expired(now_ms), now_ms)
         self.commits.release_idle_reservations(now_ms)
+
+    def _answer_polls(self, polls: list[Waiting], now_ms: int) -> None:
+        for waiting in polls:
+            # Read anew from where the reader stands: what expired meanwhile is told.
+            result = self.read(waiting.topic, waiting.cursor, waiting.view, now_ms, extents=False)
+            self._answer_read(waiting.request, waiting.topic, result)
 
     def next_deadline_ms(self) -> int | None:
         return self._polls.next_deadline_ms()
@@ -149,7 +157,9 @@ class Engine:
         config = topic.config if topic is not None else None
         if config is None:
             config = resolve_config(None, write.config or TopicConfigIn(), topic=name)
-            self._check_may_create(request, name, allowed=write.create is not False, config=config, asked=write.create)
+            self._check_may_create(
+                request, name, allowed=write.create is not False, config=config, asked=write.create
+            )
         self.commits.check_writable()
         now_ms = self.now_ms()
         idem = write.idempotency_key
@@ -168,6 +178,8 @@ class Engine:
         self._make_room_for_key(topic, idem)
         pending = PendingAppend(request, topic, batch, first, ts, 0, idem, created)
         self.commits.stage_append(pending)
+        self.counters.appends += 1
+        self.counters.records_appended += batch.count
 
     def _check_may_create(
         self, request: Request, name: str, *, allowed: bool, config: TopicConfig, asked: bool | None
@@ -310,11 +322,17 @@ class Engine:
         match = parse_match(wanted.match) if wanted.match is not None else None
         topic = self._visible(request)
         self.commits.check_writable()
-        fact = RecordsDeleted(topic.head, wanted.before_seq, match.to_wire() if match is not None else None)
+        fact = RecordsDeleted(
+            topic.head, wanted.before_seq, [*match.to_wire()] if match is not None else None
+        )
         pending = PendingControl(
-            fact, topic, self.now_ms(), request, lambda removed: (200, deleted_records_json(topic, removed))
+            fact, topic, self.now_ms(), request, lambda removed: self._deleted(topic, removed)
         )
         self.commits.stage_control(pending, gated=topic.config.durability == "fsync")
+
+    def _deleted(self, topic: Topic, removed: int) -> tuple[int, bytes]:
+        self.counters.records_deleted += removed
+        return 200, deleted_records_json(topic, removed)
 
     # --- reads ------------------------------------------------------------------------------------------
 
@@ -361,6 +379,8 @@ class Engine:
                 self.commits.commit(now_ms)
 
     def _answer_read(self, request: Request, topic: Topic, result: ReadResult) -> None:
+        self.counters.reads += 1
+        self.counters.records_read += result.delivered
         timings = {"records_scanned": float(result.scanned)}
         head, tail = result.head_json(topic), result.tail_json(topic)
         if result.extents:
@@ -397,6 +417,14 @@ class Engine:
         cancelled = self._polls.cancel(request.sink, request.option("id"))
         if cancelled is not None:
             cancelled.sink.answer(cancelled.id, 499, b"")
+
+    @property
+    def waiting_polls(self) -> int:
+        return len(self._polls)
+
+    def expire_all_polls(self) -> None:
+        """Answer every waiting read as it stands, at shutdown."""
+        self._answer_polls(self._polls.take_all(), self.now_ms())
 
     def forget_sink(self, sink: object) -> None:
         """A link is gone: nobody waits for the answers of its polls."""

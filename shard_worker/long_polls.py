@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING
 
 from shard_worker.core.reading import ReadResult, View
 from shard_worker.core.topic import Topic
 from shard_worker.request import Request
-
-if TYPE_CHECKING:
-    from shard_worker.engine import Engine
 
 
 @dataclass(slots=True, eq=False)
@@ -29,10 +25,6 @@ class Waiting:
 
     def moved_to(self, result: ReadResult) -> Waiting:
         return replace(self, result=result, done=False)
-
-    def result_or_none(self, now_ms: int, engine: Engine) -> ReadResult:
-        """The answer at the deadline: an empty read from where the reader stands."""
-        return engine.read(self.topic, self.cursor, self.view, now_ms, extents=False)
 
 
 class LongPolls:
@@ -68,6 +60,13 @@ class LongPolls:
                 self._leave_topic(waiting)
                 self._remove(waiting)
                 taken.append(waiting)
+        return taken
+
+    def take_all(self) -> list[Waiting]:
+        taken = list(self._by_request.values())
+        for waiting in taken:
+            self._leave_topic(waiting)
+            self._remove(waiting)
         return taken
 
     def cancel(self, sink: object, request_id: object) -> Request | None:

@@ -9,15 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from shared.control_frames import SegmentMoved
-from shared.errors import DataDamage, ReadOnlyShard
-from shared.io.durable_fs import File, FileSystem
-from shared.limits import (
-    SEAL_PASS_MAX_BYTES,
-    SNAPSHOT_EVERY_WAL_BYTES,
-    SWEEP_TOPICS_PER_TICK,
-    WAL_MAX_FILES_BEFORE_SEAL,
-)
 from shard_worker.core.shard_state import TIER_COLD, TIER_HOT
 from shard_worker.core.topic import Topic
 from shard_worker.disk.cold_tier import RelocateJob, forget_cold_segments
@@ -27,6 +18,15 @@ from shard_worker.disk.sealing import SealJob, SealPlan, plan_share
 from shard_worker.disk.snapshots import SnapshotInfo, SnapshotJob, SnapshotWriter, remove_old_snapshots
 from shard_worker.engine import Engine
 from shard_worker.pending import PendingControl
+from shared.control_frames import SegmentMoved
+from shared.errors import DataDamage, ReadOnlyShard
+from shared.io.durable_fs import File, FileSystem
+from shared.limits import (
+    SEAL_PASS_MAX_BYTES,
+    SNAPSHOT_EVERY_WAL_BYTES,
+    SWEEP_TOPICS_PER_TICK,
+    WAL_MAX_FILES_BEFORE_SEAL,
+)
 
 Job = SealJob | SnapshotJob | RelocateJob
 
@@ -114,7 +114,9 @@ class Maintenance:
         if isinstance(read_only, ReadOnlyShard) and free >= max(least, 1):
             engine.commits.read_only = None
         elif read_only is None and free < least:
-            engine.commits.read_only = ReadOnlyShard(shard=engine.shard, free_bytes=free, min_free_bytes=least)
+            engine.commits.read_only = ReadOnlyShard(
+                shard=engine.shard, free_bytes=free, min_free_bytes=least
+            )
 
     def next_job(self) -> Job | None:
         """The most urgent job, if any; the caller runs it and then calls `finish` or `failed`."""
@@ -176,7 +178,13 @@ class Maintenance:
         start = engine.commits.oldest_unapplied()
         self._bytes_at_snapshot = engine.wal.counters.bytes
         self._writer = SnapshotWriter(
-            self._fs, self._paths.snapshots, self._next_snapshot, engine.state, engine.shard, start, engine.now_ms()
+            self._fs,
+            self._paths.snapshots,
+            self._next_snapshot,
+            engine.state,
+            engine.shard,
+            start,
+            engine.now_ms(),
         )
         self._next_snapshot += 1
 
@@ -188,9 +196,7 @@ class Maintenance:
             return None
         self._writer = None
         engine.commit()
-        return writer.finish_job(
-            engine.wal, engine.begin_sync(), clean=False, boot_id=engine.state.boot_id
-        )
+        return writer.finish_job(engine.wal, engine.begin_sync(), clean=False, boot_id=engine.state.boot_id)
 
     @property
     def stepping(self) -> bool:
@@ -264,7 +270,9 @@ class Maintenance:
         for entry in reversed(movable):
             if entry.number not in moving:
                 source = f"{self._paths.segments}/{segment_file_name(entry.number)}"
-                return RelocateJob(self._fs, source, self._paths.cold, self._engine.shard, entry, self._engine.now_ms())
+                return RelocateJob(
+                    self._fs, source, self._paths.cold, self._engine.shard, entry, self._engine.now_ms()
+                )
         return None
 
     def _finish_relocation(self, job: RelocateJob) -> None:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Protocol
 from shard_worker.request import Request, Timings
 
 if TYPE_CHECKING:
-    from shared.control_frames import Control
     from shard_worker.core.batch import Batch
     from shard_worker.core.shard_state import ShardState
     from shard_worker.core.topic import Topic
+    from shared.control_frames import Control
 
 
 class Pending(Protocol):
@@ -139,7 +139,19 @@ def answer_write(
 class PendingControl:
     """Any frame but an append. `on_applied` builds the answer from the number of records removed."""
 
-    __slots__ = ("_answer", "_undo", "fact", "gated", "lsn", "removed", "request", "size", "topic", "topic_id", "ts")
+    __slots__ = (
+        "_answer",
+        "_undo",
+        "fact",
+        "gated",
+        "lsn",
+        "removed",
+        "request",
+        "size",
+        "topic",
+        "topic_id",
+        "ts",
+    )
 
     def __init__(
         self,

@@ -9,11 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
-from shared.control_frames import Hole, Session, Watermark
-from shared.errors import ShardUnavailable
-from shared.io.durable_fs import FileSystem
-from shared.limits import RETRY_AFTER_DEFAULT_MS, WAL_FILE_BYTES
-from shared.settings import Settings
 from shard_worker.commit import Clock
 from shard_worker.core.topic import REASON_MIXED
 from shard_worker.disk.record_store import RecordStore
@@ -21,6 +16,11 @@ from shard_worker.disk.recovery import Progress, Recovered, Report, recover, sha
 from shard_worker.engine import Engine
 from shard_worker.maintenance import Maintenance
 from shard_worker.pending import PendingControl
+from shared.control_frames import Hole, Session, Watermark
+from shared.errors import ShardUnavailable
+from shared.io.durable_fs import FileSystem
+from shared.limits import RETRY_AFTER_DEFAULT_MS, WAL_FILE_BYTES
+from shared.settings import Settings
 
 
 def topicsd_version() -> str:
@@ -84,6 +84,7 @@ def _begin_session(engine: Engine, recovered: Recovered, boot_id: str) -> None:
             engine.commits.stage_control(PendingControl(Watermark(hole=hole), topic, now_ms))
             engine.commits.commit(now_ms)
         if ephemeral:
+            recovered.state.live_bytes -= topic.bytes
             topic.apply_loss(recovered.state.source)
         topic.staged_head, topic.staged_ts = topic.head, topic.last_ts
     session = Session(boot_id, topicsd_version())

@@ -136,3 +136,15 @@ SEAL_PASS_MAX_BYTES: Final = 256 * MiB
 
 SWEEP_TOPICS_PER_TICK: Final = 1000
 """Topics whose age and TTL are looked at in one maintenance tick."""
+
+LINK_UNSENT_MAX_BYTES: Final = 64 * MiB
+"""Bytes of answers that may wait for a link's socket; beyond it no more requests are read from that link."""
+
+WORKER_MAX_LINKS: Final = 1024
+"""Links that one worker serves; more are closed at once."""
+
+TURNS_BEFORE_YIELD: Final = 16
+"""Turns in a row under load before timers and finished jobs get a look in."""
+
+TOPIC_SERIES_MAX: Final = 1000
+"""Topics that one worker reports with metrics of their own."""

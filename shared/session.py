@@ -392,6 +392,10 @@ class ServerSession:
             ServerHello(protocol, self._shard, self._shards, self._credits, topics, bytes)
         )
 
+    @property
+    def accepted(self) -> bool:
+        return self.state is not LinkState.CLOSED
+
     def encode(self, messages: Sequence[ServerMessage]) -> bytes:
         """The frame of this turn's answers and notices; their requests are no longer in flight."""
         for message in messages:

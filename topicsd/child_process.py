@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 MAIL_MAX: Final = 4096
 # Between the end of the status pipe and that of the process; only a child that closes it by mistake needs it.
 _EXIT_GRACE_S: Final = 2.0
+_SECOND_LOOK_S: Final = 0.1
 _READ_BYTES: Final = 64 << 10
 
 OnStatus = Callable[[StatusLine], None]
@@ -147,12 +148,12 @@ class ChildProcess:
         """Until its end of the pipe closes, which the kernel does for a dead process, or it is killed."""
         allowed_s = silence.start_s
         while True:
-            data = b""
-            with trio.move_on_after(allowed_s) as scope:
-                data = await self._status.receive_some(_READ_BYTES)
-            # Not `cancel_called`: if this process itself had been stopped, both the words and the deadline
-            # are there at once, and the words count.
-            if scope.cancelled_caught:
+            data = await self._receive_within(allowed_s)
+            if data is None:
+                # Looked at twice: if this process itself was stopped for a while, it wakes to a deadline
+                # that has passed and finds the words only when it looks again.
+                data = await self._receive_within(_SECOND_LOOK_S)
+            if data is None:
                 self.kill(f"no heartbeat for {allowed_s:g} s")
             if not data:
                 return
@@ -163,6 +164,11 @@ class ChildProcess:
             except BadLine as err:
                 self.kill(err.message)
                 return
+
+    async def _receive_within(self, seconds: float) -> bytes | None:
+        with trio.move_on_after(seconds):
+            return bytes(await self._status.receive_some(_READ_BYTES))
+        return None
 
     def _take(self, status: StatusLine, on_status: OnStatus) -> None:
         if status.status == "ready" and self._ready_at is None:

@@ -67,6 +67,7 @@ class EdgeOptions:
     """The edge's settings. All times in milliseconds."""
 
     max_body_bytes: int = 64 * MiB
+    max_incoming_bytes: int = 512 * MiB  # of all bodies still arriving; beyond it 429
     request_timeout_ms: int = 30_000  # for one whole request, headers and body
     keepalive_timeout_ms: int = 75_000  # between two requests
     write_timeout_ms: int = 30_000  # without a single byte of progress

@@ -74,7 +74,7 @@ class Connection:
         self.peer = peer
         self.closed = False
         self.dirty = False  # listed for send_ready at the end of the turn
-        self._reader = RequestReader(self, lane.head_parser, lane.options.max_body_bytes)
+        self._reader = RequestReader(self, lane.head_parser, lane.body_budget)
         self._slots: deque[AnswerSlot] = deque()
         self._stream: HttpStream | None = None  # the open stream, if its turn has come
         self._out = Output()
@@ -217,7 +217,8 @@ class Connection:
     # --- output ---------------------------------------------------------------------------------
 
     def answered(self, slot: AnswerSlot) -> None:
-        if self._slots[0] is slot and not self.dirty:
+        slots = self._slots  # empty if the connection is being lost, and somebody answers because of that
+        if slots and slots[0] is slot and not self.dirty:
             self._lane.mark(self)
 
     def send_ready(self) -> None:
@@ -273,15 +274,14 @@ class Connection:
     def _transmit(self, ready: list[bytes]) -> None:
         if not ready or self.closed:
             return
-        data = ready[0] if len(ready) == 1 else b"".join(ready)
+        self._touched = now = self._lane.turns.now
+        if not self._out.unsent:
+            self._progress_at = now
         try:
-            if self._out.send(self.sock, data):
-                return
+            if not self._out.send(self.sock, ready[0] if len(ready) == 1 else b"".join(ready)):
+                self._blocked()
         except OSError:
             self.lose()
-            return
-        self._progress_at = self._lane.now
-        self._blocked()
 
     def _pump(self) -> None:
         out = self._out
@@ -312,7 +312,9 @@ class Connection:
         if self.closed:
             return
         if slots and slots[0].stream is not None:
-            if self._stream is None:
+            if self._half_closed and not slots[0].stream.gone:
+                self.lose()
+            elif self._stream is None:
                 self._stream = slots[0].stream
                 self._rearm()
                 self._stream.start()
@@ -339,7 +341,9 @@ class Connection:
         self._closing = self._closing or close
         self._attention = True
         stream = HttpStream(self, raw, chunked=not slot.http10, head_only=slot.head_only)
-        if self._slots[0] is slot:
+        if self.closed:
+            stream.lose()
+        elif self._slots[0] is slot:
             self._lane.mark(self)
         return stream
 
@@ -354,6 +358,7 @@ class Connection:
         self._slots.popleft()
         if self._half_closed:
             self._closing = True
+        self._touched = self._lane.now
         self._paused = True  # read on where the stream made us stop
         self._rearm()
         self._lane.mark(self)
@@ -413,6 +418,7 @@ class Connection:
         if not self.closed:
             self.closed = True
             self._out.drop()
+            self._reader.abandon()
             self._lane.forget(self, close=True)
 
     def _rearm(self) -> None:

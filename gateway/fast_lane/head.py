@@ -47,14 +47,14 @@ class HeaderSection:
     )
 
     def __init__(self, headers: dict[str, str], *, http10: bool) -> None:
-        connection = _tokens(headers.get("connection", ""))
+        connection = headers.get("connection", "")
         self.headers: Mapping[str, str] = MappingProxyType(headers)
         self.http10 = http10
-        self.keep_alive = "keep-alive" in connection if http10 else "close" not in connection
+        self.keep_alive = _has(connection, "keep-alive") if http10 else not _has(connection, "close")
         self.content_length = int(headers.get("content-length", "0"))
         self.chunked = "transfer-encoding" in headers
         self.expects_continue = not http10 and headers.get("expect", "").lower() == "100-continue"
-        self.websocket = "upgrade" in connection and "websocket" in _tokens(headers.get("upgrade", ""))
+        self.websocket = _has(headers.get("upgrade", ""), "websocket") and _has(connection, "upgrade")
 
 
 class HeadParser:
@@ -157,5 +157,9 @@ def is_api_path(path: str) -> bool:
     return path.startswith("/v0/") or path in ("/v0", "/healthz", "/readyz")
 
 
-def _tokens(value: str) -> frozenset[str]:
-    return frozenset(token.strip(" \t").lower() for token in value.split(","))
+def _has(value: str, token: str) -> bool:
+    """Is the (lower-case) token one of a comma-separated list?"""
+    if not value:
+        return False
+    value = value.lower()
+    return value == token or token in [part.strip(" \t") for part in value.split(",")]

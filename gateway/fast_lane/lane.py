@@ -13,12 +13,14 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import trio
 
 from gateway.api import ApiPort
 from gateway.exchange import Response
 from gateway.fast_lane.answer_slot import AnswerSlot
+from gateway.fast_lane.body_budget import BodyBudget
 from gateway.fast_lane.bounds import EdgeOptions
 from gateway.fast_lane.connection import Connection
 from gateway.fast_lane.dispatch import dispatch
@@ -42,8 +44,12 @@ class FastLane:
         self._closable: list[socket.socket] = []
         self._empty = trio.Event()
         self.options = options
+        self.handle: Callable[[AnswerSlot], None] = partial(dispatch, api)
         self.turns = TurnLoop(self._settle, self._contain)
         self.head_parser = HeadParser()
+        self.body_budget = BodyBudget(
+            max_body_bytes=options.max_body_bytes, total_bytes=options.max_incoming_bytes
+        )
         self.heads = HeadCache()
         self.heads.set_second(int(time.time()))
         self.draining = False
@@ -81,9 +87,6 @@ class FastLane:
             self._settle()
 
     # --- called by connections --------------------------------------------------------------------
-
-    def handle(self, slot: AnswerSlot) -> None:
-        dispatch(self._api, slot)
 
     def guard(self, callback: Callable[[], None]) -> None:
         """Run something of the API's that must not disturb the caller's own clean-up."""

@@ -16,6 +16,7 @@ import re
 from enum import Enum
 
 from gateway.fast_lane.answer_slot import AnswerSlot, SlotOwner
+from gateway.fast_lane.body_budget import BodyBudget
 from gateway.fast_lane.bounds import MAX_HEAD_BYTES, MAX_TARGET_BYTES
 from gateway.fast_lane.chunked import ChunkDecoder
 from gateway.fast_lane.head import METHODS, HeaderSection, HeadParser, is_api_path, parse_method, parse_target
@@ -42,6 +43,7 @@ class RequestReader:
     __slots__ = (
         "_body",
         "_body_left",
+        "_budget",
         "_buffer",
         "_checked",
         "_chunks",
@@ -51,14 +53,17 @@ class RequestReader:
         "_parser",
         "_pos",
         "_slot",
+        "_taken",
         "_virgin",
         "reading_since",
     )
 
-    def __init__(self, owner: SlotOwner, parser: HeadParser, max_body_bytes: int) -> None:
+    def __init__(self, owner: SlotOwner, parser: HeadParser, budget: BodyBudget) -> None:
         self._owner = owner
         self._parser = parser
-        self._max_body_bytes = max_body_bytes
+        self._budget = budget
+        self._taken = 0  # of the budget, by the body being read
+        self._max_body_bytes = budget.max_body_bytes
         self._buffer = b""
         self._pos = 0  # start of what is not yet consumed
         self._checked = 0  # how far an incomplete head was searched for bad line ends
@@ -165,23 +170,32 @@ class RequestReader:
             return SEND_CONTINUE
         return self._continue_body(slot)
 
+    def abandon(self) -> None:
+        """Nobody will read on."""
+        self._budget.give_back(self._taken)
+        self._taken = 0
+
     def _continue_body(self, slot: AnswerSlot) -> AnswerSlot | None:
+        before = self._pos
         if self._chunks is not None:
             self._pos = self._chunks.feed(self._buffer, self._pos)
-            if not self._chunks.done:
-                return None
-            slot.body = self._chunks.body()
-            self._chunks = None
         else:
             part = self._buffer[self._pos : self._pos + self._body_left]
             self._body += part
             self._body_left -= len(part)
             self._pos += len(part)
-            if self._body_left:
-                return None
+        self._budget.take(self._pos - before)
+        self._taken += self._pos - before
+        if self._chunks is not None and self._chunks.done:
+            slot.body = self._chunks.body()
+            self._chunks = None
+        elif self._chunks is None and self._body_left == 0:
             slot.body = bytes(self._body)
             self._body = bytearray()
+        else:
+            return None
         self._slot = None
+        self.abandon()
         self._finish(self._pos)
         return slot
 

@@ -19,7 +19,8 @@ from gateway.exchange import Response
 from gateway.fast_lane.bounds import EdgeOptions
 from gateway.fast_lane.head import is_api_path
 from gateway.fast_lane.refusals import error_response
-from gateway.full_lane.asgi_bridge import AsgiBridge, BodyWatch
+from gateway.full_lane.asgi_bridge import AsgiBridge
+from gateway.full_lane.early_answer import EarlyAnswer
 from shared.errors import Internal, InvalidRequest, MethodNotAllowed, NotFound
 
 log = logging.getLogger(__name__)
@@ -39,12 +40,11 @@ class FullLaneApp(QuartTrio):
         if scope["type"] != "http":
             await super().asgi_app(scope, receive, send)
             return
-        watch = BodyWatch(receive)
+        early = EarlyAnswer(receive, send, linger_s=self._linger_s)
         if is_api_path(bytes(scope["raw_path"]).decode("latin-1")):
-            await self._bridge(scope, watch, send)
+            await self._bridge(scope, early.receive, early.send)
         else:
-            await super().asgi_app(scope, cast(Any, watch), send)
-        await watch.discard(self._linger_s)
+            await super().asgi_app(scope, cast(Any, early.receive), cast(Any, early.send))
 
 
 def create_app(bridge: AsgiBridge, options: EdgeOptions, registrations: Sequence[Register]) -> FullLaneApp:

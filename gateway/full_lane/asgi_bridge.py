@@ -7,52 +7,23 @@ decode, normalise and redirect paths, and the two lanes would no longer see the 
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import trio
 
 from gateway.api import ApiPort
 from gateway.exchange import Response
-from gateway.fast_lane.bounds import LINGER_BYTES, STREAM_STALL_FACTOR, EdgeOptions
+from gateway.fast_lane.bounds import STREAM_STALL_FACTOR, EdgeOptions
 from gateway.fast_lane.dispatch import dispatch
 from gateway.fast_lane.head import check_target
 from gateway.fast_lane.lane import FastLane
 from gateway.fast_lane.refusals import Refusal, bad_request
 from gateway.fast_lane.response_head import BODYLESS
-from gateway.full_lane.asgi_exchange import AsgiExchange, AsgiStream, Scope
+from gateway.full_lane.asgi_exchange import AsgiExchange, AsgiStream
+from gateway.full_lane.asgi_types import Message, Receive, Scope, Send
 from shared.errors import PayloadTooLarge
 
-# The ASGI boundary is untyped by nature: messages are dictionaries.
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-
-
 _SEND_PIECE_BYTES = 256 * 1024
-
-
-class BodyWatch:
-    """A `receive` that knows whether the request was read to its end, and can throw the rest away.
-
-    Hypercorn forgets an HTTP/2 stream when its app returns, and breaks the whole connection over the next
-    frame for it. So nobody returns before the client has finished, within bounds.
-    """
-
-    def __init__(self, receive: Receive) -> None:
-        self._receive = receive
-        self._over = False
-
-    async def __call__(self) -> Message:
-        message = await self._receive()
-        self._over = message["type"] != "http.request" or not message.get("more_body", False)
-        return message
-
-    async def discard(self, timeout_s: float) -> None:
-        left = LINGER_BYTES
-        with trio.move_on_after(timeout_s):
-            while not self._over and left > 0:
-                left -= len((await self()).get("body", b""))
 
 
 class AsgiBridge:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any
 
 import trio
 
 from gateway.exchange import Frame, Response, Stream, StreamHead
-
-# The ASGI boundary is untyped by nature: scopes and messages are dictionaries.
-Scope = MutableMapping[str, Any]
+from gateway.full_lane.asgi_types import Scope
 
 
 class AsgiStream:

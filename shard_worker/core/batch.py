@@ -8,8 +8,8 @@ per record: they are the common case and the hot path.
 from __future__ import annotations
 
 from array import array
+from dataclasses import dataclass
 from itertools import accumulate
-from typing import NamedTuple
 
 import msgspec
 
@@ -25,7 +25,8 @@ _OPTIONAL_MARKS = (b'"tag"', b'"node"', b'"key"', b'"meta"', b"\\u", b"null")
 _meta_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-class Batch(NamedTuple):
+@dataclass(slots=True)
+class Batch:
     count: int
     json: bytes
     column_flags: int
@@ -101,7 +102,9 @@ def _encode_rich(
         keys.append(_label("key", record.key, index, settings.max_key_bytes))
         shown_node = b',"$node":' + msgspec.json.encode(node) if node is not None else b""
         shown_meta = b',"meta":' + meta if meta else b""
-        parts.append(b'{"$seq":%d%b%b,"data":%b%b},' % (first_seq + index, stamp, shown_node, data, shown_meta))
+        parts.append(
+            b'{"$seq":%d%b%b,"data":%b%b},' % (first_seq + index, stamp, shown_node, data, shown_meta)
+        )
         metas.append(len(shown_meta))
         flags.append(
             (HAS_NODE if node is not None else 0)
@@ -143,6 +146,7 @@ def _checked_meta(record: RecordIn, index: int, settings: Settings) -> bytes:
         )
     if len(_meta_decoder.decode(meta)) > META_MAX_KEYS:
         raise InvalidRequest(
-            f"record {index}: meta has more than {META_MAX_KEYS} keys", detail={"record": index, "field": "meta"}
+            f"record {index}: meta has more than {META_MAX_KEYS} keys",
+            detail={"record": index, "field": "meta"},
         )
     return meta

@@ -9,8 +9,8 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 
-from shared.api_types import TopicConfig
 from shard_worker.core.topic import Topic
+from shared.api_types import TopicConfig
 
 
 class Catalog:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shared.columns import FIELD_COLUMN, FIELDS
 from shard_worker.core.piece import Piece
+from shared.columns import FIELD_COLUMN, FIELDS
 
 _MIN_SLACK = 4096  # records
 

@@ -15,7 +15,18 @@ from shared.columns import Columns
 
 
 class Piece:
-    __slots__ = ("_columns", "_json", "_load_columns", "_load_json", "_seqs", "_times", "_ts", "count", "first", "last")
+    __slots__ = (
+        "_columns",
+        "_json",
+        "_load_columns",
+        "_load_json",
+        "_seqs",
+        "_times",
+        "_ts",
+        "count",
+        "first",
+        "last",
+    )
 
     def __init__(
         self,
@@ -89,7 +100,9 @@ class Piece:
 class PieceSource(Protocol):
     """Where the pieces of a topic come from; implemented over log and segment files."""
 
-    def hot_piece(self, topic_id: int, first: int, count: int, ts: int, lsn: int, size: int, flags: int) -> Piece:
+    def hot_piece(
+        self, topic_id: int, first: int, count: int, ts: int, lsn: int, size: int, flags: int
+    ) -> Piece:
         """The batch whose JSON part starts at `lsn`."""
 
     def verify_hot(self, lsn: int) -> None:

@@ -12,6 +12,9 @@ from typing import NamedTuple
 
 import msgspec
 
+from shard_worker.core.hot_index import IN_MEMORY
+from shard_worker.core.piece import Piece, PieceSource
+from shard_worker.core.topic import REASON_MIXED, Topic
 from shared.api_types import DiffRequest
 from shared.errors import InvalidRequest
 from shared.limits import (
@@ -25,9 +28,6 @@ from shared.limits import (
 from shared.match import Match, parse_match
 from shared.settings import Settings
 from shared.wal_format import split_lsn
-from shard_worker.core.hot_index import IN_MEMORY
-from shard_worker.core.piece import Piece, PieceSource
-from shard_worker.core.topic import REASON_MIXED, Topic
 
 
 class Tombstone(NamedTuple):
@@ -146,9 +146,7 @@ def _first_live(topic: Topic, seq: int) -> int:
     return seq
 
 
-def _bounds(
-    topic: Topic, from_seq: int, floor: int, earliest: int
-) -> tuple[int, int, Tombstone | None]:
+def _bounds(topic: Topic, from_seq: int, floor: int, earliest: int) -> tuple[int, int, Tombstone | None]:
     """The seqs start…stop to look at, and what was lost in front of them."""
     tombstone = None
     if from_seq > topic.head:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from shard_worker.core.shard_state import ShardState
 from shared.control_frames import FileEnded, SegmentsReplaced, decode_control
 from shared.format_errors import BadBytes
 from shared.frame import Frame, Kind
 from shared.wal_format import JSON_OFFSET, decode_append
-from shard_worker.core.shard_state import ShardState
 
 
 def replay_frame(state: ShardState, frame: Frame) -> None:

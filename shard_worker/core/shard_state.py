@@ -9,6 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shard_worker.core.catalog import Catalog
+from shard_worker.core.dedupe import DedupeWindow
+from shard_worker.core.piece import PieceSource
+from shard_worker.core.topic import REASON_MIXED, Resident, Topic
 from shared.api_types import config_from_dict
 from shared.control_frames import (
     Hole,
@@ -23,10 +27,6 @@ from shared.control_frames import (
     Watermark,
 )
 from shared.match import Match
-from shard_worker.core.catalog import Catalog
-from shard_worker.core.dedupe import DedupeWindow
-from shard_worker.core.piece import PieceSource
-from shard_worker.core.topic import REASON_MIXED, Resident, Topic
 
 TIER_HOT, TIER_COLD = "hot", "cold"
 
@@ -63,6 +63,8 @@ class ShardState:
         self.clock_ms = 0  # the latest time seen: time never runs backwards here
         self.boot_id = ""  # under which the log was last written
         self.dedupe_keys = 0
+        self.live_bytes = 0  # of all topics together
+        self.evicted = 0  # records lost to caps and TTL since this process started
         self.resident_topics: list[Topic] = []
         self.files: dict[int, set[int]] = {}  # log file -> ids of the topics with hot records in it
         self.source: PieceSource  # set by the shell once it can read files
@@ -89,7 +91,10 @@ class ShardState:
             if topic.last_file != file_no:
                 topic.last_file = file_no
                 self.files.setdefault(file_no, set()).add(topic.id)
+        records, size_before = topic.count, topic.bytes
         topic.apply_append(first, count, ts, json_lsn, size, flags, self.source)
+        self.live_bytes += topic.bytes - size_before
+        self.evicted += records + count - topic.count
         if reserved > topic.reserved:
             topic.reserved = reserved
         if ts > self.clock_ms:
@@ -143,18 +148,27 @@ class ShardState:
         if topic is None or lsn <= topic.lsn:
             return 0
         topic.lsn = lsn
+        size_before = topic.bytes
+        removed = self._apply_to(topic, fact)
+        self.live_bytes += topic.bytes - size_before
+        return removed
+
+    def _apply_to(self, topic: Topic, fact: Fact) -> int:
+        held = topic.count
         match fact:
             case TopicConfigured():
                 config = self.catalog.shared_config(config_from_dict(fact.config))
                 topic.apply_config(config, self.source)
+                self.evicted += held - topic.count
             case TopicDeleted():
                 self._forget(topic)
-                return topic.count
+                return held
             case RecordsDeleted():
                 match = Match.from_wire(fact.match) if fact.match is not None else None
                 return topic.apply_delete(fact.upto, fact.before, match, self.source)
             case Watermark():
                 self._apply_watermark(topic, fact)
+                self.evicted += held - topic.count
         return 0
 
     def _apply_created(self, lsn: int, topic_id: int, fact: TopicCreated) -> None:
@@ -174,6 +188,7 @@ class ShardState:
         if topic.dedupe is not None:
             self.dedupe_keys -= len(topic.dedupe)
         self.catalog.hide(topic)
+        self.live_bytes -= topic.bytes
         if topic.resident is not None:
             self.resident_topics.remove(topic)
 

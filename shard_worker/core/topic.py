@@ -17,15 +17,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from shared.api_types import TopicConfig
-from shared.columns import Columns
-from shared.control_frames import Hole
-from shared.match import Match
 from shard_worker.core.dedupe import DedupeWindow
 from shard_worker.core.hot_index import IN_MEMORY, HotEntry, HotIndex
 from shard_worker.core.hot_terms import HotTerms
 from shard_worker.core.piece import Piece, PieceSource
 from shard_worker.core.seq_set import SeqSet
+from shared.api_types import TopicConfig
+from shared.columns import Columns
+from shared.control_frames import Hole
+from shared.match import Match
 
 REASON_CAP, REASON_TTL, REASON_MIXED, REASON_SOURCE_TRIM = "cap", "ttl", "mixed", "source_trim"
 
@@ -144,7 +144,11 @@ class Topic:
             last=entry.last,
             count=entry.records,
             ts=entry.ts,
-            load_columns=lambda: (Columns(entry.flags, entry.records, entry.size, memoryview(columns)), None, None),
+            load_columns=lambda: (
+                Columns(entry.flags, entry.records, entry.size, memoryview(columns)),
+                None,
+                None,
+            ),
             load_json=lambda: memoryview(json),
         )
 

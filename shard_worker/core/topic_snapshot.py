@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from array import array
 
-from shared.api_types import config_from_dict, config_to_dict
-from shared.control_frames import Hole
-from shared.snapshot_items import DedupeEntry, SealedRun, SnapTopic
-from shared.snapshot_items import HotIndex as SnapHot
 from shard_worker.core.catalog import Catalog
 from shard_worker.core.dedupe import DedupeWindow
 from shard_worker.core.hot_index import IN_MEMORY, HotIndex
 from shard_worker.core.seq_set import SeqSet
 from shard_worker.core.topic import REASON_MIXED, Run, Topic
+from shared.api_types import config_from_dict, config_to_dict
+from shared.control_frames import Hole
+from shared.snapshot_items import DedupeEntry, SealedRun, SnapTopic
+from shared.snapshot_items import HotIndex as SnapHot
 
 
 def topic_to_snapshot(topic: Topic, *, clean: bool) -> SnapTopic:
@@ -37,7 +37,14 @@ def topic_to_snapshot(topic: Topic, *, clean: bool) -> SnapTopic:
         deleted=topic.deleted.to_bytes() if topic.deleted is not None else None,
         hot=hot,
         sealed=tuple(
-            SealedRun(run.segment, run.first, run.last, topic.live_between(run.first, run.last), run.live, run.max_ts)
+            SealedRun(
+                run.segment,
+                run.first,
+                run.last,
+                topic.live_between(run.first, run.last),
+                run.live,
+                run.max_ts,
+            )
             for run in topic.runs
         ),
         dedupe=tuple(DedupeEntry(key, entry.first, entry.records, entry.ts) for key, entry in dedupe),

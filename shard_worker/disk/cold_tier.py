@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from shard_worker.core.shard_state import SegmentEntry
+from shard_worker.disk.record_store import segment_file_name
 from shared.errors import CorruptManifest, CorruptSegment
 from shared.format_errors import FormatError
 from shared.io.durable_fs import File, FileSystem, read_whole, write_atomically
@@ -24,8 +26,6 @@ from shared.manifest import (
 )
 from shared.segment_reader import read_index, read_trailer
 from shared.segment_scan import verify_segment
-from shard_worker.core.shard_state import SegmentEntry
-from shard_worker.disk.record_store import segment_file_name
 
 _COPY_BYTES = 4 << 20
 _MANIFESTS_KEPT = 10
@@ -83,14 +83,17 @@ class RelocateJob:
             min_ts=min(topic.min_ts for topic in topics),
             max_ts=max(topic.max_ts for topic in topics),
             topics=tuple(
-                ManifestTopic(topic.name, topic.epoch, topic.first, topic.last, topic.count) for topic in topics
+                ManifestTopic(topic.name, topic.epoch, topic.first, topic.last, topic.count)
+                for topic in topics
             ),
         )
 
     def _publish(self, segment: ManifestSegment) -> None:
         current, checksum = load_manifest(self.fs, self.cold_directory)
         kept = [held for held in (current.segments if current else ()) if held.number != segment.number]
-        _write_next(self.fs, self.cold_directory, self.shard, self.now_ms, current, checksum, [*kept, segment])
+        _write_next(
+            self.fs, self.cold_directory, self.shard, self.now_ms, current, checksum, [*kept, segment]
+        )
 
 
 def forget_cold_segments(

@@ -10,6 +10,11 @@ from array import array
 from collections.abc import Iterator, Sequence
 from struct import Struct
 
+from shard_worker.core.piece import Piece
+from shard_worker.core.seq_set import SeqSet
+from shard_worker.core.shard_state import TIER_COLD, ShardState
+from shard_worker.disk.byte_cache import ByteCache
+from shard_worker.disk.wal import Wal
 from shared.columns import COLUMN_ENDS, Columns
 from shared.errors import CorruptFrame, CorruptSegment
 from shared.format_errors import FormatError
@@ -19,11 +24,6 @@ from shared.segment_index import BlockEntry, SegmentIndex
 from shared.segment_reader import read_block, read_block_columns, read_index, read_terms, read_trailer
 from shared.segment_terms import Terms, Trailer
 from shared.wal_format import FLAG_EXTRA, JSON_OFFSET, LSN_OFFSET_BITS
-from shard_worker.core.piece import Piece
-from shard_worker.core.seq_set import SeqSet
-from shard_worker.core.shard_state import TIER_COLD, ShardState
-from shard_worker.disk.byte_cache import ByteCache
-from shard_worker.disk.wal import Wal
 
 _FLAGS_AT = 10
 _COLUMNS_LENGTH_AT = 60
@@ -64,7 +64,9 @@ class RecordStore:
 
     # --- log --------------------------------------------------------------------------------------------
 
-    def hot_piece(self, topic_id: int, first: int, count: int, ts: int, lsn: int, size: int, flags: int) -> Piece:
+    def hot_piece(
+        self, topic_id: int, first: int, count: int, ts: int, lsn: int, size: int, flags: int
+    ) -> Piece:
         self.verify_hot(lsn)
         return Piece(
             first=first,

@@ -10,6 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from shard_worker.core.replay import replay_frame
+from shard_worker.core.shard_state import ShardState
+from shard_worker.disk.quarantine import quarantine_copy, quarantine_file
+from shard_worker.disk.record_store import RecordStore, segment_number
+from shard_worker.disk.snapshots import SnapshotInfo, load_newest
+from shard_worker.disk.wal import Wal, wal_file_name, wal_file_number
 from shared.control_frames import Session, Synced, decode_control
 from shared.errors import CorruptFrame, CorruptSnapshot, DataDamage, FormatTooNew
 from shared.file_header import FILE_HEADER_BYTES
@@ -19,12 +25,6 @@ from shared.frame_scan import End, Stop, Torn, find_valid_frame, is_blank, scan_
 from shared.io.durable_fs import File, FileSystem
 from shared.settings import Settings
 from shared.wal_format import decode_wal_header, lsn_of, split_lsn
-from shard_worker.core.replay import replay_frame
-from shard_worker.core.shard_state import ShardState
-from shard_worker.disk.quarantine import quarantine_copy, quarantine_file
-from shard_worker.disk.record_store import RecordStore, segment_number
-from shard_worker.disk.snapshots import SnapshotInfo, load_newest
-from shard_worker.disk.wal import Wal, wal_file_name, wal_file_number
 
 Progress = Callable[[float], None]
 
@@ -79,7 +79,13 @@ def shard_paths(settings: Settings, shard: int) -> ShardPaths:
 
 
 def recover(
-    fs: FileSystem, paths: ShardPaths, shard: int, settings: Settings, file_bytes: int, now_ms: int, progress: Progress
+    fs: FileSystem,
+    paths: ShardPaths,
+    shard: int,
+    settings: Settings,
+    file_bytes: int,
+    now_ms: int,
+    progress: Progress,
 ) -> Recovered:
     report = Report()
     for directory in (paths.wal, paths.segments, paths.snapshots, paths.quarantine):
@@ -152,7 +158,9 @@ class _Replay:
         self._report = report
         self._progress = progress
         self._files: dict[int, File] = {}
-        self._suspects: list[tuple[str, int, str, int, int]] = []  # path, offset, reason, topic id, head before
+        self._suspects: list[
+            tuple[str, int, str, int, int]
+        ] = []  # path, offset, reason, topic id, head before
 
     # --- files ------------------------------------------------------------------------------------------
 
@@ -162,7 +170,9 @@ class _Replay:
         numbers = sorted(number for name in names if (number := wal_file_number(name)) is not None)
         if not numbers:
             if snapshot is not None or self._fs.list_dir(self._paths.snapshots) or self._segment_files():
-                raise CorruptFrame(path=self._paths.wal, reason="the log is gone, but snapshots or segments exist")
+                raise CorruptFrame(
+                    path=self._paths.wal, reason="the log is gone, but snapshots or segments exist"
+                )
             return []
         first = numbers[-1]
         while first - 1 in numbers:
@@ -199,7 +209,8 @@ class _Replay:
                 raise CorruptFrame(path=path, offset=err.offset, reason=str(err)) from err
             if header.number != number or header.shard != self._shard:
                 raise CorruptFrame(
-                    path=path, reason=f"this is file {header.number} of shard {header.shard}, not of this shard"
+                    path=path,
+                    reason=f"this is file {header.number} of shard {header.shard}, not of this shard",
                 )
             self._files[number] = file
         self._wal.files = self._files

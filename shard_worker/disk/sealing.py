@@ -10,17 +10,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from shard_worker.core.hot_index import IN_MEMORY, HotEntry
+from shard_worker.core.piece import Piece
+from shard_worker.core.seq_set import SeqSet
+from shard_worker.core.topic import Topic
+from shard_worker.disk.record_store import RecordStore, segment_file_name
 from shared.columns import Columns
 from shared.control_frames import Sealed, SealedTopic
 from shared.io.durable_fs import FileSystem
 from shared.limits import BLOCK_TARGET_BYTES
 from shared.record_assembler import RecordAssembler
 from shared.segment_writer import SegmentBuilder, SegmentTopic
-from shard_worker.core.hot_index import IN_MEMORY, HotEntry
-from shard_worker.core.piece import Piece
-from shard_worker.core.seq_set import SeqSet
-from shard_worker.core.topic import Topic
-from shard_worker.disk.record_store import RecordStore, segment_file_name
 
 _WRITE_BYTES = 4 << 20
 

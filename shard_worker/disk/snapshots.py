@@ -11,6 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 
+from shard_worker.core.shard_state import SegmentEntry, ShardState
+from shard_worker.core.topic import Topic
+from shard_worker.core.topic_snapshot import topic_from_snapshot, topic_to_snapshot
+from shard_worker.disk.wal import SyncJob, Wal
 from shared.file_header import FileHeader
 from shared.format_errors import BadBytes, NewerVersion
 from shared.io.durable_fs import File, FileSystem
@@ -18,10 +22,6 @@ from shared.limits import SNAPSHOT_SLICE_TOPICS
 from shared.snapshot_format import SnapshotEncoder, read_snapshot
 from shared.snapshot_items import SnapBegin, SnapEnd, SnapSegment, SnapSegments, SnapTopic
 from shared.wal_format import LSN_OFFSET_BITS
-from shard_worker.core.shard_state import SegmentEntry, ShardState
-from shard_worker.core.topic import Topic
-from shard_worker.core.topic_snapshot import topic_from_snapshot, topic_to_snapshot
-from shard_worker.disk.wal import SyncJob, Wal
 
 KEPT = 2  # the newest, and the one before in case the newest turns out to be unreadable
 
@@ -52,7 +52,14 @@ class SnapshotWriter:
     """One snapshot in the making: `step` until it returns False, then `finish_job().run()` in a thread."""
 
     def __init__(
-        self, fs: FileSystem, directory: str, number: int, state: ShardState, shard: int, start: int, now_ms: int
+        self,
+        fs: FileSystem,
+        directory: str,
+        number: int,
+        state: ShardState,
+        shard: int,
+        start: int,
+        now_ms: int,
     ) -> None:
         self._fs = fs
         self._directory = directory
@@ -209,5 +216,6 @@ def _count_references(state: ShardState, topic: Topic) -> None:
         state.files.setdefault(lsn >> LSN_OFFSET_BITS, set()).add(topic.id)
     if len(topic.hot.lsn):
         topic.last_file = topic.hot.lsn[-1] >> LSN_OFFSET_BITS
+    state.live_bytes += topic.bytes
     if topic.dedupe is not None:
         state.dedupe_keys += len(topic.dedupe)

@@ -139,7 +139,6 @@ class ChildChannel:
         os.set_blocking(status_fd, False)
         os.set_inheritable(status_fd, False)
         self._control_fd = control_fd
-        self._control: trio.lowlevel.FdStream | None = None
         self._status_fd = status_fd
         self._heartbeat_s = heartbeat_s
         self._splitter = LineSplitter(CONTROL_LINE_MAX_BYTES)
@@ -172,6 +171,11 @@ class ChildChannel:
         boot = decode_boot(self._lines.popleft())
         self._heartbeat_s = boot.heartbeat_s
         return boot
+
+    def close(self) -> None:
+        """For owners that outlive it; at the end of the process the kernel does the same."""
+        os.close(self._control_fd)
+        os.close(self._status_fd)
 
     # --- to the supervisor --------------------------------------------------------------------
 
@@ -216,10 +220,9 @@ class ChildChannel:
 
     async def receive(self) -> Event | None:
         """The next event; None at the end, which means: drain and exit."""
-        if self._control is None:
-            self._control = trio.lowlevel.FdStream(self._control_fd)
         while not self._lines:
-            data = await self._control.receive_some(_READ_BYTES)
+            await trio.lowlevel.wait_readable(self._control_fd)
+            data = os.read(self._control_fd, _READ_BYTES)
             if not data:
                 return None
             self._lines.extend(self._splitter.feed(data))

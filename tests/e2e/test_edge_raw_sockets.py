@@ -282,14 +282,17 @@ async def test_h02_silence_is_closed_without_a_word() -> None:
         assert await idle.closed()
 
 
-async def test_h02_a_long_poll_is_not_an_idle_connection() -> None:
+async def test_h02_a_long_poll_is_not_an_idle_connection_and_its_answer_starts_the_idle_time() -> None:
     api = EchoApi(on_request=lambda _: None)
-    async with running_edge(api, options(request_timeout_ms=50, keepalive_timeout_ms=50)) as edge:
+    async with running_edge(api, options(request_timeout_ms=50, keepalive_timeout_ms=300)) as edge:
         client = await connect(edge)
         await client.send(get("/v0/wait"))
-        await trio.sleep(0.3)
+        await trio.sleep(0.4)
         api.seen[0].respond(echo(api.seen[0]))
         assert (await client.answer()).status == 200
+        await trio.sleep(0.1)
+        await client.send(get("/v0/again"))
+        await eventually(lambda: len(api.seen) == 2)
 
 
 async def test_h02_slow_loris_on_reading_is_closed_and_releases_its_files() -> None:
@@ -360,6 +363,23 @@ async def test_h05_a_reset_while_waiting_marks_the_exchange_gone() -> None:
         released: list[bool] = []
         api.seen[0].respond(Response(200, b"late", release=lambda: released.append(True)))
         assert released == [True]
+
+
+async def test_h05_answering_others_from_a_gone_callback_is_harmless(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    api = EchoApi(on_request=lambda _: None)
+    async with running_edge(api) as edge:
+        client = await connect(edge)
+        await client.send(get("/v0/a") + get("/v0/b") + get("/v0/c"))
+        await eventually(lambda: len(api.seen) == 3)
+        streams: list[Stream] = []
+        api.seen[0].on_gone(lambda: api.seen[1].respond(echo(api.seen[1])))
+        api.seen[0].on_gone(lambda: streams.append(api.seen[2].respond_stream(StreamHead())))
+        client.reset()
+        await eventually(lambda: edge.connections == 0)
+        assert streams[0].gone
+    assert caplog.records == []
 
 
 async def test_h05_a_client_that_vanishes_mid_answer_is_dropped_quietly(
@@ -814,6 +834,17 @@ async def test_h01_the_body_limit_holds_on_http2_too_and_the_connection_survives
         answer = await client.post("/v0/t", content=endless())
         assert (answer.status_code, answer.json()["error"]["code"]) == (413, "payload_too_large")
         assert (await client.get("/v0/fine")).status_code == 200
+        assert edge.connections == 1
+
+
+async def test_a_page_that_ignores_a_long_http2_body_does_not_break_the_connection() -> None:
+    async with (
+        running_edge(EchoApi(), registrations=[pages]) as edge,
+        httpx.AsyncClient(base_url=base_url(edge), http1=False, http2=True) as client,
+    ):
+        assert (await client.post("/docs", content=b"x" * (512 << 10))).status_code == 405
+        assert (await client.get("/docs")).text == "the docs"
+        assert edge.connections == 1
 
 
 async def test_streams_work_over_http2() -> None:

@@ -54,6 +54,7 @@ class FakeShard:
         self.says_hello = True
         self._reading = trio.Event()
         self._reading.set()
+        self._sending = trio.Lock()
         self.chunk_bytes = 0  # > 0: send everything in pieces of this size
         self.requests: list[Request] = []
         self.hellos = 0
@@ -103,24 +104,27 @@ class FakeShard:
 
     async def _send(self, stream: trio.SocketStream, data: bytes) -> None:
         size = self.chunk_bytes or len(data)
-        for start in range(0, len(data), size):
-            await stream.send_all(data[start : start + size])
-            if self.chunk_bytes:
-                await trio.lowlevel.checkpoint()
+        # A test sends while the fake answers: frames must not mix.
+        async with self._sending:
+            for start in range(0, len(data), size):
+                await stream.send_all(data[start : start + size])
+                if self.chunk_bytes:
+                    await trio.lowlevel.checkpoint()
 
     async def send(self, *messages: ServerMessage) -> None:
         stream, session = self._links[-1]
         await self._send(stream, session.encode(messages))
 
     async def send_raw(self, data: bytes) -> None:
-        await self._links[-1][0].send_all(data)
+        await self._send(self._links[-1][0], data)
 
     async def send_with_fds(self, fds: Sequence[int], *messages: ServerMessage) -> None:
         """The descriptors travel with the first byte of the frame."""
         stream, session = self._links[-1]
         control = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds).tobytes())]
         frame = session.encode(messages)
-        sent = await stream.socket.sendmsg([frame], control)
+        async with self._sending:
+            sent = await stream.socket.sendmsg([frame], control)
         assert sent == len(frame)
 
     def stop_reading(self) -> None:

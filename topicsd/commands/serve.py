@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 @click.command()
 @settings_options
 @click.pass_context
-def serve(context: click.Context, config_file: str | None, **flags: str | None) -> None:
+def serve(context: click.Context, /, config_file: str | None, **flags: str | None) -> None:
     """Run the server until SIGTERM or SIGINT."""
     context.exit(run_server(settings_or_exit(config_file, flags)))
 
@@ -41,7 +41,6 @@ def run_server(settings: Settings, plan: ChildPlan | None = None) -> int:
     try:
         return trio.run(supervisor.run)
     except StartRefused as err:
-        log.error("server.refused", extra={"reason": str(err), "exit_code": int(err.exit_code)})
         refuse(str(err), err.exit_code)
 
 

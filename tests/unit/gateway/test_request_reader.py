@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from gateway.exchange import StreamHead
 from gateway.fast_lane.answer_slot import AnswerSlot
+from gateway.fast_lane.body_budget import BodyBudget
 from gateway.fast_lane.bounds import MAX_HEAD_BYTES, MAX_HEADER_FIELDS, MAX_TARGET_BYTES
 from gateway.fast_lane.head import HeadParser
 from gateway.fast_lane.http_stream import HttpStream
@@ -40,7 +41,11 @@ class NoConnection:
 
 
 def new_reader() -> RequestReader:
-    return RequestReader(NoConnection(), HeadParser(), MAX_BODY)
+    return RequestReader(NoConnection(), HeadParser(), budget())
+
+
+def budget(max_body_bytes: int = MAX_BODY, total_bytes: int = 1 << 20) -> BodyBudget:
+    return BodyBudget(max_body_bytes=max_body_bytes, total_bytes=total_bytes)
 
 
 def read(*pieces: bytes) -> list[AnswerSlot | Signal]:
@@ -186,7 +191,7 @@ def test_h01_bad_chunking_is_refused(body: bytes) -> None:
 
 
 def test_h01_absurdly_small_chunks_are_refused() -> None:
-    reader = RequestReader(NoConnection(), HeadParser(), 1 << 20)
+    reader = RequestReader(NoConnection(), HeadParser(), budget(1 << 20))
     reader.feed(CHUNKED + b"1\r\nx\r\n" * 5000, 1.0)
     with pytest.raises(Refusal, match="too small"):
         reader.next_item()
@@ -223,7 +228,7 @@ def test_headers_are_lower_case_joined_and_read_only() -> None:
 
 def test_a_remembered_header_section_does_not_leak_between_requests() -> None:
     parser = HeadParser()
-    first, second = RequestReader(NoConnection(), parser, 10), RequestReader(NoConnection(), parser, 10)
+    first, second = (RequestReader(NoConnection(), parser, budget()) for _ in range(2))
     first.feed(b"HEAD http://a/v0/one HTTP/1.1\r\nHost: x\r\n\r\n", 1.0)
     second.feed(b"GET /v0/two HTTP/1.1\r\nHost: x\r\n\r\n", 1.0)
     a, b = first.next_item(), second.next_item()
@@ -264,3 +269,28 @@ def test_the_clock_of_a_request_starts_with_its_first_byte() -> None:
     first = reader.next_item()
     assert isinstance(first, AnswerSlot) and first.started == 5.0
     assert reader.reading_since == 7.0
+
+
+@pytest.mark.parametrize("framing", ["Content-Length: 900", "Transfer-Encoding: chunked"])
+def test_bodies_that_arrive_together_share_a_budget_and_give_it_back(framing: str) -> None:
+    shared = budget(total_bytes=1000)
+    head = f"POST /v0/t HTTP/1.1\r\nHost: x\r\n{framing}\r\n\r\n".encode()
+    piece = b"384\r\n" if "chunked" in framing else b""
+    readers = [RequestReader(NoConnection(), HeadParser(), shared) for _ in range(3)]
+    for reader in readers:
+        reader.feed(head, 1.0)
+        assert reader.next_item() is None
+    assert shared.held == 0  # declaring a body reserves nothing
+    for reader in readers[:2]:
+        reader.feed(piece + b"x" * 400, 1.0)
+        assert reader.next_item() is None
+    readers[2].feed(piece + b"x" * 400, 1.0)
+    with pytest.raises(Refusal) as caught:
+        readers[2].next_item()
+    assert caught.value.status == 429
+    readers[0].abandon()
+    end = b"\r\n0\r\n\r\n" if "chunked" in framing else b""
+    readers[1].feed(b"x" * 500 + end, 1.0)
+    slot = readers[1].next_item()
+    assert isinstance(slot, AnswerSlot) and len(slot.body) == 900
+    assert shared.held == 0

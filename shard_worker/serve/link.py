@@ -1,0 +1,178 @@
+"""One client of the worker: its socket, its session, and the answers of the turn.
+
+Answers gather in `_messages` and leave as one frame per turn. What the socket does not take at once waits in
+`_unsent`; while much waits there, nothing more is read from this client, so a slow one is slowed, not served from
+ever more memory.
+"""
+
+from __future__ import annotations
+
+import socket
+from array import array
+from collections import deque
+from collections.abc import Mapping
+
+from shard_worker.request import Extents
+from shard_worker.serve.served_files import ServedFiles
+from shared.limits import LINK_CREDITS, LINK_UNSENT_MAX_BYTES
+from shared.session import LinkState, ServerSession
+from shared.wire import (
+    MAX_FDS_PER_FRAME,
+    Answer,
+    Draining,
+    FileExtent,
+    FileOpened,
+    FileRetired,
+    LinkError,
+    ServerMessage,
+    Stats,
+)
+from shared.wire import Request as WireRequest
+
+_RECV_BYTES = 1 << 20
+
+
+class LinkGone(Exception):
+    """The peer has closed, or broke the protocol; nothing but this link suffers."""
+
+
+class Link:
+    def __init__(self, sock: socket.socket, files: ServedFiles, *, shard: int, shards: int) -> None:
+        self.sock = sock
+        self._session = ServerSession(shard=shard, shards=shards, credits=LINK_CREDITS)
+        self._files = files
+        self._announced: set[int] = set()
+        self._messages: list[ServerMessage] = []
+        self._fds: list[int] = []  # of the files announced in this turn
+        self._unsent: deque[tuple[memoryview, list[int]]] = deque()
+        self._unsent_bytes = 0
+        self._stats = (-1, -1)
+
+    def __repr__(self) -> str:
+        return f"<Link {self.sock.fileno()} {self._session!r} unsent={self._unsent_bytes}>"
+
+    # --- in ---------------------------------------------------------------------------------------------
+
+    @property
+    def open(self) -> bool:
+        return self._session.state is not LinkState.HELLO
+
+    def receive(self, topics: int, total_bytes: int) -> list[WireRequest]:
+        """The requests that have arrived; raises LinkGone."""
+        try:
+            data = self.sock.recv(_RECV_BYTES)
+        except BlockingIOError:
+            return []
+        except OSError as err:
+            raise LinkGone(str(err)) from err
+        if not data:
+            raise LinkGone("closed by the peer")
+        try:
+            requests = self._session.receive(data)
+        except LinkError as err:
+            raise LinkGone(str(err)) from err
+        if self._session.client is not None and self._session.state is LinkState.HELLO:
+            self._send(self._session.accept(topics=topics, bytes=total_bytes), [])
+            self._stats = (topics, total_bytes)
+            if not self._session.accepted:
+                raise LinkGone("no protocol version in common")
+        return requests
+
+    @property
+    def takes_files(self) -> bool:
+        """Only a gateway sends files on; everyone else wants bytes."""
+        return self._session.client is not None and self._session.client.role == "gateway"
+
+    # --- out --------------------------------------------------------------------------------------------
+
+    def answer(
+        self,
+        id: int,
+        status: int,
+        body: bytes,
+        timings: Mapping[str, float] | None = None,
+        extents: Extents | None = None,
+        tail: bytes | None = None,
+    ) -> None:
+        if extents:
+            if not self._announce({file for file, _, _ in extents}):
+                body = body + self._files.read(extents) + (tail or b"")
+                extents = tail = None
+            else:
+                shown = [FileExtent(*extent) for extent in extents]
+                self._messages.append(Answer(id, status, body, timings, shown, tail))
+                return
+        self._messages.append(Answer(id, status, body, timings))
+
+    def _announce(self, files: set[int]) -> bool:
+        """Hand over the descriptors the peer has not got yet; False if this turn's frame takes no more."""
+        new = files - self._announced
+        if not self.takes_files or len(self._fds) + len(new) > MAX_FDS_PER_FRAME:
+            return False
+        for file in new:
+            self._messages.append(FileOpened(file))
+            self._fds.append(self._files.descriptor(file))
+            self._announced.add(file)
+        return True
+
+    def retire(self, file: int) -> None:
+        if file in self._announced:
+            self._messages.append(FileRetired(file))
+            self._announced.discard(file)
+
+    def drain(self) -> None:
+        if self._session.state is LinkState.OPEN:
+            self._messages.append(Draining())
+
+    def flush(self, topics: int, total_bytes: int) -> None:
+        """Send the turn's messages as one frame; raises LinkGone."""
+        if self._session.state is LinkState.HELLO:
+            return
+        if (topics, total_bytes) != self._stats and (self._messages or topics != self._stats[0]):
+            self._stats = (topics, total_bytes)
+            self._messages.insert(0, Stats(topics, total_bytes))
+        if not self._messages:
+            return
+        messages, self._messages = self._messages, []
+        fds, self._fds = self._fds, []
+        self._send(self._session.encode(messages), fds)
+
+    def _send(self, frame: bytes, fds: list[int]) -> None:
+        self._unsent.append((memoryview(frame), fds))
+        self._unsent_bytes += len(frame)
+        self.send_more()
+
+    def send_more(self) -> None:
+        while self._unsent:
+            data, fds = self._unsent[0]
+            try:
+                sent = self._send_part(data, fds)
+            except BlockingIOError:
+                return
+            except OSError as err:
+                raise LinkGone(str(err)) from err
+            self._unsent_bytes -= sent
+            if sent == len(data):
+                self._unsent.popleft()
+            else:
+                self._unsent[0] = (data[sent:], [])  # descriptors travel with the first byte
+
+    def _send_part(self, data: memoryview, fds: list[int]) -> int:
+        if not fds:
+            return self.sock.send(data)
+        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds).tobytes())
+        return self.sock.sendmsg([data], [rights])
+
+    @property
+    def blocked(self) -> bool:
+        """Is anything waiting for the socket to take more?"""
+        return bool(self._unsent)
+
+    @property
+    def congested(self) -> bool:
+        """Does so much wait that its requests should wait, too?"""
+        return self._unsent_bytes > LINK_UNSENT_MAX_BYTES
+
+    @property
+    def in_flight(self) -> int:
+        return self._session.in_flight

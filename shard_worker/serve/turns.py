@@ -1,0 +1,287 @@
+"""The worker's loop: take what all links brought, apply it, write once, answer once.
+
+The links' sockets live in an epoll set of their own, and one trio task waits on that set: under load a turn serves
+all of them for the price of one wake-up, and batches form by themselves; a lone request goes straight through.
+Syncs and maintenance jobs run in threads meanwhile; their outcome is taken in between turns.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import struct
+import time
+from collections.abc import Callable
+
+import trio
+import trio.lowlevel
+
+from shard_worker.metrics import worker_metrics
+from shard_worker.request import Request
+from shard_worker.serve.link import Link, LinkGone
+from shard_worker.serve.served_files import ServedFiles
+from shard_worker.shard import Shard
+from shared.errors import DataDamage, ShuttingDown
+from shared.limits import TURNS_BEFORE_YIELD, WORKER_MAX_LINKS
+from shared.wire import Op
+from shared.wire import Request as WireRequest
+
+_TICK_S = 1.0
+_INLINE = {"inline": True}
+
+
+class TurnLoop:
+    def __init__(
+        self,
+        shard: Shard,
+        listener: socket.socket,
+        *,
+        shards: int,
+        log_failure: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self._shard = shard
+        self._engine = shard.engine
+        self._listener = listener
+        self._shards = shards
+        self._log_failure = log_failure
+        self._epoll = select.epoll()
+        self._epoll.register(listener.fileno(), select.EPOLLIN)
+        self._links: dict[int, Link] = {}
+        self._masks: dict[int, int] = {}
+        self._files = ServedFiles(shard.engine.wal)
+        self._sync_wanted = trio.Event()
+        self._work_wanted = trio.Event()
+        self._turn_over = trio.Event()
+        self._draining = False
+        self._stopped = False
+
+    # --- tasks ------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Serve until `stop`. A disk that fails a sync raises DiskFault out of here."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._sync_loop)
+            nursery.start_soon(self._maintenance_loop)
+            nursery.start_soon(self._ticks)
+            await self._turns()
+            nursery.cancel_scope.cancel()
+
+    async def _turns(self) -> None:
+        busy = 0
+        while not self._stopped:
+            events = self._epoll.poll(0)
+            if not events:
+                busy = 0
+                await self._wait()
+                continue
+            self._turn(events)
+            busy += 1
+            if busy >= TURNS_BEFORE_YIELD:
+                busy = 0
+                await trio.lowlevel.checkpoint()
+
+    async def _wait(self) -> None:
+        deadline_ms = self._engine.next_deadline_ms()
+        if deadline_ms is None:
+            await trio.lowlevel.wait_readable(self._epoll.fileno())
+            return
+        with trio.move_on_after(max(0, deadline_ms - self._engine.now_ms()) / 1000) as waited:
+            await trio.lowlevel.wait_readable(self._epoll.fileno())
+        if waited.cancelled_caught:
+            self._engine.tick()
+            self._end_turn()
+
+    async def _ticks(self) -> None:
+        while True:
+            await trio.sleep(_TICK_S)
+            self._engine.tick()
+            self._shard.maintenance.tick(self._engine.now_ms())
+            self._end_turn()
+
+    async def _sync_loop(self) -> None:
+        engine = self._engine
+        interval_s = engine.settings.sync_interval_ms / 1000
+        while True:
+            await self._sync_wanted.wait()
+            if not engine.sync_due():
+                self._sync_wanted = trio.Event()
+                # Only background data is unsynced: let it gather, unless somebody starts to wait for a sync.
+                with trio.move_on_after(interval_s / 4):
+                    await self._sync_wanted.wait()
+                if engine.wal.unsynced:
+                    self._sync_wanted.set()
+                continue
+            engine.commit()
+            job = engine.begin_sync()
+            started = time.perf_counter()
+            # Not abandoned on cancel: we could not say whether the group is durable.
+            await trio.to_thread.run_sync(job.run)
+            job.run_ms = (time.perf_counter() - started) * 1000
+            engine.finish_sync(job)
+            if not engine.wal.unsynced:
+                self._sync_wanted = trio.Event()
+            self._end_turn()
+
+    async def _maintenance_loop(self) -> None:
+        maintenance = self._shard.maintenance
+        while True:
+            try:
+                job = maintenance.next_job()
+            except OSError as err:
+                self._log_failure(f"maintenance: {err}")
+                job = None
+            if job is None:
+                if maintenance.stepping:
+                    await trio.lowlevel.checkpoint()
+                else:
+                    with trio.move_on_after(_TICK_S):
+                        await self._work_wanted.wait()
+                    self._work_wanted = trio.Event()
+                continue
+            try:
+                await trio.to_thread.run_sync(job.run)
+            except (OSError, DataDamage) as err:
+                self._log_failure(f"{type(job).__name__}: {err}")
+                maintenance.failed(job, err)
+                await trio.sleep(_TICK_S)
+            else:
+                maintenance.finish(job)
+            self._retire_files()
+            self._end_turn()
+
+    # --- one turn ---------------------------------------------------------------------------------------
+
+    def _turn(self, events: list[tuple[int, int]]) -> None:
+        for fd, mask in events:
+            link = self._links.get(fd)
+            if link is None:
+                if fd == self._listener.fileno():
+                    self._accept()
+                continue
+            try:
+                if mask & select.EPOLLOUT:
+                    link.send_more()
+                if mask & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR):
+                    self._take(link)
+            except LinkGone:
+                self._drop(fd)
+        self._end_turn()
+
+    def _take(self, link: Link) -> None:
+        for request in link.receive(*self._totals()):
+            self._submit(link, request)
+
+    def _submit(self, link: Link, message: WireRequest) -> None:
+        options = message.options
+        if message.op == Op.READ and not link.takes_files:
+            options = {**options, **_INLINE} if options else _INLINE
+        request = Request(link, message.id, message.op, message.topic, message.body, options)
+        if message.op == Op.METRICS:
+            request.sink.answer(request.id, 200, worker_metrics(self._shard))
+        elif self._draining and message.op not in (Op.PING, Op.CANCEL):
+            request.fail(ShuttingDown())
+        else:
+            self._engine.submit(request)
+
+    def _end_turn(self) -> None:
+        engine = self._engine
+        engine.commit()
+        totals = self._totals()
+        for fd, link in list(self._links.items()):
+            try:
+                link.flush(*totals)
+            except LinkGone:
+                self._drop(fd)
+                continue
+            self._update_mask(fd, link)
+        if engine.wal.unsynced and not engine.commits.sync_running:
+            self._sync_wanted.set()
+        if self._shard.maintenance.due:
+            self._work_wanted.set()
+        self._turn_over.set()
+
+    def _totals(self) -> tuple[int, int]:
+        return len(self._engine.state.catalog), self._engine.state.live_bytes
+
+    # --- links ------------------------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                return  # nobody there, or out of descriptors: whoever waits is served when there is room
+            sock.setblocking(False)
+            if peer_uid(sock) != os.getuid() or len(self._links) >= WORKER_MAX_LINKS:
+                sock.close()
+                continue
+            fd = sock.fileno()
+            self._links[fd] = Link(sock, self._files, shard=self._engine.shard, shards=self._shards)
+            self._masks[fd] = select.EPOLLIN
+            self._epoll.register(fd, select.EPOLLIN)
+
+    def _update_mask(self, fd: int, link: Link) -> None:
+        mask = (0 if link.congested else select.EPOLLIN) | (select.EPOLLOUT if link.blocked else 0)
+        if mask != self._masks[fd]:
+            self._masks[fd] = mask
+            self._epoll.modify(fd, mask)
+
+    def _drop(self, fd: int) -> None:
+        link = self._links.pop(fd)
+        del self._masks[fd]
+        self._epoll.unregister(fd)
+        self._engine.forget_sink(link)
+        link.sock.close()
+
+    def _retire_files(self) -> None:
+        retired = self._shard.maintenance.counters.retired_files
+        for file in retired:
+            number = int(file.path.rpartition("/")[2].partition(".")[0])
+            for link in self._links.values():
+                link.retire(number)
+            self._files.retire(number)
+            file.close()
+        retired.clear()
+
+    # --- the end ----------------------------------------------------------------------------------------
+
+    async def drain(self, timeout_s: float) -> None:
+        """Take no new requests, answer those in flight, then stop. Waiting reads are answered as they stand."""
+        self._draining = True
+        self._epoll.unregister(self._listener.fileno())
+        for link in self._links.values():
+            link.drain()
+        self._engine.expire_all_polls()
+        self._end_turn()
+        with trio.move_on_after(timeout_s):
+            while self._busy():
+                self._turn_over = trio.Event()
+                await self._turn_over.wait()
+        self.stop()
+
+    def _busy(self) -> bool:
+        commits = self._engine.commits
+        unanswered = any(link.in_flight or link.blocked for link in self._links.values())
+        return unanswered or commits.sync_running or not commits.idle
+
+    def stop(self) -> None:
+        self._stopped = True
+        # The loop may be waiting for a socket: a closed listener in the set would not wake it, this does.
+        waker, other = socket.socketpair()
+        self._epoll.register(waker.fileno(), select.EPOLLIN)
+        other.close()
+        self._waker = waker
+
+    def close(self) -> None:
+        for fd in list(self._links):
+            self._drop(fd)
+        self._files.close()
+        self._epoll.close()
+
+
+def peer_uid(sock: socket.socket) -> int:
+    """The user on the other end, as the kernel says."""
+    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    _, uid, _ = struct.unpack("3i", credentials)
+    return int(uid)

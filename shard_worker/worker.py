@@ -1,0 +1,143 @@
+"""The life of a worker process: lock, recover, serve, drain, exit."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from enum import IntEnum
+
+import trio
+
+from shard_worker.disk.dir_lock import DirectoryLocked, DirLock
+from shard_worker.disk.recovery import shard_paths
+from shard_worker.serve.turns import TurnLoop
+from shard_worker.shard import Shard
+from shared.errors import DataDamage, DiskFault
+from shared.io.child_channel import Boot, ChildChannel, socket_path
+from shared.io.durable_fs import RealFileSystem
+
+log = logging.getLogger("shard_worker")
+
+_PROGRESS_EVERY_S = 0.25
+_BACKLOG = 128
+
+
+class Exit(IntEnum):
+    CLEAN = 0
+    LOCKED = 3
+    DAMAGED = 4
+    DISK_FAULT = 5
+
+
+def run_worker(channel: ChildChannel, boot: Boot) -> int:
+    """Returns the exit code."""
+    assert boot.shard is not None, "a worker is told which shard it is"
+    fs, settings = RealFileSystem(), boot.settings
+    root = shard_paths(settings, boot.shard).root
+    fs.make_dir(root)
+    try:
+        with DirLock(root):
+            shard = _recover(channel, boot, fs, boot.shard)
+            return trio.run(_serve, channel, boot, shard)
+    except DirectoryLocked as err:
+        channel.report("failed", reason=str(err), retry=True)
+        return Exit.LOCKED
+    except DataDamage as err:
+        log.error("shard.damaged", extra={"shard": boot.shard, "reason": str(err)})
+        channel.report("failed", reason=str(err), retry=False)
+        return Exit.DAMAGED
+    except DiskFault as err:
+        # Not retried here: a second sync could succeed over lost bytes. The next start replays what is there.
+        log.error("shard.disk_fault", extra={"shard": boot.shard, "reason": str(err)})
+        channel.report("failed", reason=str(err), retry=True)
+        return Exit.DISK_FAULT
+
+
+def _recover(channel: ChildChannel, boot: Boot, fs: RealFileSystem, number: int) -> Shard:
+    last_report = 0.0
+    started = time.perf_counter()
+
+    def progress(done: float) -> None:
+        nonlocal last_report
+        if time.perf_counter() - last_report >= _PROGRESS_EVERY_S:
+            last_report = time.perf_counter()
+            channel.report("replaying", progress=round(done, 3))
+
+    channel.report("replaying", progress=0.0)
+    shard = Shard.open(
+        fs,
+        boot.settings,
+        number,
+        wall_ms=lambda: time.time_ns() // 1_000_000,
+        clock=time.perf_counter,
+        progress=progress,
+    )
+    for note in shard.report.notes:
+        log.warning("shard.recovery_note", extra={"shard": number, "note": note})
+    for damage in shard.report.damage:
+        log.error("shard.damage", extra={"shard": number, "reason": str(damage)})
+    log.info(
+        "shard.recovered",
+        extra={
+            "shard": number,
+            "topics": len(shard.engine.state.catalog),
+            "frames": shard.report.frames,
+            "bytes": shard.report.bytes,
+            "took_ms": round((time.perf_counter() - started) * 1000),
+        },
+    )
+    return shard
+
+
+async def _serve(channel: ChildChannel, boot: Boot, shard: Shard) -> int:
+    number = shard.engine.shard
+    listener = _listen(socket_path(boot.socket_dir, number))
+    loop = TurnLoop(
+        shard,
+        listener,
+        shards=boot.shards,
+        log_failure=lambda text: log.error("shard.job_failed", extra={"shard": number, "reason": text}),
+    )
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(channel.heartbeat)
+            nursery.start_soon(_drain_when_told, channel, loop, boot.settings.drain_timeout_ms / 1000)
+            channel.report("ready")
+            await loop.run()
+            nursery.cancel_scope.cancel()
+    except* DiskFault as group:
+        raise _first(group) from group
+    finally:
+        listener.close()
+        loop.close()
+    shard.close()
+    log.info("shard.closed", extra={"shard": number})
+    return Exit.CLEAN
+
+
+def _first(group: BaseExceptionGroup[DiskFault]) -> DiskFault:
+    found: BaseException = group
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]
+    assert isinstance(found, DiskFault)
+    return found
+
+
+async def _drain_when_told(channel: ChildChannel, loop: TurnLoop, timeout_s: float) -> None:
+    await channel.closed()
+    channel.report("draining")
+    await loop.drain(timeout_s)
+
+
+def _listen(path: str) -> socket.socket:
+    """The worker's socket, in a directory that only our own user can enter."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    listener.setblocking(False)
+    if os.path.exists(path):
+        os.unlink(path)  # left behind by a worker that was killed; its lock is ours now
+    listener.bind(path)
+    os.chmod(path, 0o600)
+    listener.listen(_BACKLOG)
+    return listener
