@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 
 import trio
 
 from gateway.edge import Edge, EdgeOptions
+from gateway.fast_lane.turns import TurnPoller
+from gateway.io.poller import READABLE, WRITABLE
 from gateway.io.shard_pool import ShardPool
 from gateway.io.supervisor_feed import SupervisorFeed
 from gateway.service import Api
@@ -39,11 +41,12 @@ async def run_gateway(channel: ChildChannel, boot: Boot) -> None:
     shards = ShardPool(shards=boot.shards, socket_dir=boot.socket_dir, version=release)
     api = Api(settings, shards, version=release)
     feed = SupervisorFeed(boot.shards, on_keys=api.replace_keys)
+    api.replay = feed
     edge = Edge(api, edge_options(settings))
     listeners = [socket.socket(fileno=fd) for fd in boot.listen_fds]
     async with trio.open_nursery() as nursery:
         nursery.start_soon(channel.heartbeat)
-        nursery.start_soon(shards.run, edge.poller)
+        nursery.start_soon(shards.run, LinkPoller(edge.poller))
         # At once, without waiting for the shards: health answers, and the rest says 503 and why.
         await nursery.start(edge.serve, listeners)
         channel.report("ready")
@@ -51,6 +54,23 @@ async def run_gateway(channel: ChildChannel, boot: Boot) -> None:
         channel.report("draining")
         await drain(api, edge, settings.drain_timeout_ms / 1000)
         nursery.cancel_scope.cancel()
+
+
+class LinkPoller:
+    """The edge's turns, told in the words of the shard links."""
+
+    def __init__(self, turns: TurnPoller) -> None:
+        self._turns = turns
+
+    def register(self, fd: int, mask: int, handler: Callable[[int], None]) -> None:
+        self._turns.register(fd, lambda: handler(READABLE), lambda: handler(WRITABLE))
+        self.modify(fd, mask)
+
+    def modify(self, fd: int, mask: int) -> None:
+        self._turns.want_writable(fd, bool(mask & WRITABLE))
+
+    def unregister(self, fd: int) -> None:
+        self._turns.unregister(fd)
 
 
 async def drain(api: Api, edge: Edge, timeout_s: float) -> None:

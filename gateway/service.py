@@ -60,6 +60,18 @@ class Shards(Protocol):
     def totals(self) -> tuple[int, int]: ...
 
 
+class ReplayReport(Protocol):
+    def why_not_ready(self) -> str | None: ...
+
+
+class ReplayView(Protocol):
+    """What the supervisor knows about shards that do not answer yet; see gateway/io/supervisor_feed.py."""
+
+    @property
+    def shards(self) -> Sequence[ReplayReport]: ...
+    def replay_progress(self) -> float: ...
+
+
 Handler = Callable[["Call"], None]
 
 
@@ -178,19 +190,19 @@ class Call:
         self.exchange.respond(response)
 
 
-_TIMING_KEYS = ("wal_append_ms", "fsync_ms", "throttle_wait_ms")
+_MS_KEYS = ("wal_append_ms", "fsync_ms", "throttle_wait_ms")
+# Per known key: how it is written, and how it is written as zero, which most of them are most of the time.
+_TIMING_TEXTS = {name: (b',"%b":%%.3f' % name.encode(), b',"%b":0' % name.encode()) for name in _MS_KEYS}
+_TIMING_TEXTS["records_scanned"] = (b',"records_scanned":%d', b',"records_scanned":0')
 
 
 def _timings_json(timings: Mapping[str, float]) -> bytes:
-    parts = [
-        b',"%b":%.3f' % (name.encode(), timings[name]) if timings[name] else b',"%b":0' % name.encode()
-        for name in _TIMING_KEYS
-        if name in timings
-    ]
-    scanned = timings.get("records_scanned")
-    if scanned is not None:
-        parts.append(b',"records_scanned":%d' % scanned)
-    return b"".join(parts)
+    text = b""
+    for name, value in timings.items():
+        texts = _TIMING_TEXTS.get(name)
+        if texts is not None:
+            text += texts[0] % value if value else texts[1]
+    return text
 
 
 def _is_json(content_type: str | None) -> bool:
@@ -213,6 +225,7 @@ class Api:
         self.caps = TotalCaps(max_topics=settings.max_topics, max_total_bytes=settings.max_total_bytes)
         self.requests: Counter[tuple[Route[Handler] | None, int]] = Counter()
         self.draining = False
+        self.replay: ReplayView | None = None  # None: nobody but the links can say how the shards are
         self.router: Router[Handler] = Router(all_routes())
 
     def handle(self, exchange: Exchange) -> None:
@@ -238,6 +251,18 @@ class Api:
 
     def replace_keys(self, ring: KeyRing) -> None:
         self.gatekeeper.replace_keys(ring)
+
+    def replay_progress(self) -> float:
+        """0 to 1, of all shards together."""
+        links = self.shards.links
+        up = sum(link.up for link in links)
+        if up == len(links):
+            return 1.0
+        return up / len(links) if self.replay is None else self.replay.replay_progress()
+
+    def why_not_ready(self, link: ShardStatus) -> str:
+        told = None if self.replay is None else self.replay.shards[link.shard].why_not_ready()
+        return told or link.reason
 
     def drain(self) -> None:
         """Answer new requests with 503 from now on; probes still work, those under way finish."""

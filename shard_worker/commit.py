@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from shard_worker.core.shard_state import ShardState
 from shard_worker.core.topic import Topic
 from shard_worker.disk.wal import SyncJob, Wal
-from shard_worker.pending import AnswerBuilder, Barrier, Pending, PendingAppend, PendingControl
+from shard_worker.pending import AnswerBuilder, Barrier, Pending, PendingAppend, PendingControl, PendingImport
 from shard_worker.request import Request, Timings
 from shared.control_frames import Synced, Watermark, encode_control
 from shared.errors import ReadOnlyShard, ShardUnavailable, Throttled, TopicsError
@@ -29,6 +29,7 @@ from shared.limits import (
     UNSYNCED_MAX_BYTES,
 )
 from shared.settings import Settings
+from shared.snapshot_items import encode_topic
 from shared.wal_format import FLAG_EXTRA, JSON_OFFSET, build_append_body, encode_extra
 
 Clock = Callable[[], float]  # seconds, only differences count
@@ -116,6 +117,11 @@ class Committer:
             pending.fact.kind, 0, pending.topic_id, pending.ts, encode_control(pending.fact)
         )
         self._add(pending, pending.topic, gated)
+
+    def stage_import(self, pending: PendingImport) -> None:
+        body = encode_topic(pending.stored)
+        pending.lsn = self._stage_frame(Kind.TOPIC_IMPORT, 0, pending.stored.id, pending.ts, body)
+        self._add(pending, None, False)
 
     def reserve_on_create(self, topic: Topic) -> None:
         """The create frame carries the first reservation; it is synced before anyone hears of the topic."""

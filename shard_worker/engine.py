@@ -340,6 +340,9 @@ class Engine:
         topic = self.state.catalog.visible.get(request.topic)
         if topic is None:
             raise TopicNotFound(topic=request.topic)
+        if topic.pending_records and not topic.gated:
+            # A write of this very turn, perhaps of the same client: its answer goes out first, so show it.
+            self.commits.commit(self.now_ms())
         return topic
 
     def _read(self, request: Request) -> None:

@@ -65,6 +65,10 @@ class Maintenance:
         self._next_snapshot = 1 + (snapshot.number if snapshot is not None else 0)
         self._remove_orphans()
 
+    @property
+    def segments_directory(self) -> str:
+        return self._paths.segments
+
     def _remove_orphans(self) -> None:
         """Segment files that nothing refers to: their sealing was not finished, or they were dropped."""
         names = self._fs.list_dir(self._paths.segments)
@@ -192,16 +196,20 @@ class Maintenance:
         """A slice of topics; the job itself once all are written."""
         writer, engine = self._writer, self._engine
         assert writer is not None
-        if writer.step() or engine.commits.sync_running:
+        if not writer.completed:
+            if not writer.step():
+                engine.commit()
+                writer.complete(engine.wal, clean=False, boot_id=engine.state.boot_id)
             return None
+        if engine.wal.synced < writer.info.end:
+            return None  # never ahead of the log: wait for the next sync
         self._writer = None
-        engine.commit()
-        return writer.finish_job(engine.wal, engine.begin_sync(), clean=False, boot_id=engine.state.boot_id)
+        return writer.job()
 
     @property
     def stepping(self) -> bool:
         """Is a snapshot being written in slices, so that `next_job` should be called again soon?"""
-        return self._writer is not None
+        return self._writer is not None and not self._writer.completed
 
     def snapshot_now(self, *, clean: bool) -> None:
         """A whole snapshot at once, at shutdown: nothing may be in flight."""
@@ -216,13 +224,15 @@ class Maintenance:
         while writer.step(clean=clean):
             pass
         self._writer = None
-        job = writer.finish_job(engine.wal, engine.begin_sync(), clean=clean, boot_id=engine.state.boot_id)
+        writer.complete(engine.wal, clean=clean, boot_id=engine.state.boot_id)
+        engine.sync_now()
+        assert engine.wal.synced >= writer.info.end
+        job = writer.job()
         job.run()
         self.finish(job)
 
     def _finish_snapshot(self, job: SnapshotJob) -> None:
         engine = self._engine
-        engine.finish_sync(job.log_sync)
         self.counters.snapshots += 1
         previous, self._snapshot = self._snapshot, job.info
         remove_old_snapshots(self._fs, self._paths.snapshots)
@@ -313,8 +323,5 @@ class Maintenance:
                 for share in job.plan.shares:
                     if share.topic.topic_id in by_id:
                         self.due[by_id[share.topic.topic_id]] = None
-            case SnapshotJob():
-                # The log itself was synced, or a DiskFault would have come.
-                self._engine.finish_sync(job.log_sync)
-            case RelocateJob():
+            case SnapshotJob() | RelocateJob():
                 pass

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from shard_worker.core.shard_state import ShardState
     from shard_worker.core.topic import Topic
     from shared.control_frames import Control
+    from shared.snapshot_items import SnapTopic
 
 
 class Pending(Protocol):
@@ -188,6 +189,32 @@ class PendingControl:
 
     def requests(self) -> list[Request]:
         return [] if self.request is None else [self.request]
+
+
+class PendingImport:
+    """A topic that comes from another shard."""
+
+    __slots__ = ("gated", "lsn", "size", "stored", "topic", "ts")
+
+    def __init__(self, stored: SnapTopic, ts: int) -> None:
+        self.stored = stored
+        self.topic: Topic | None = None
+        self.ts = ts
+        self.gated = False
+        self.lsn = 0
+        self.size = 0
+
+    def apply(self, state: ShardState) -> None:
+        state.apply_import(self.lsn, self.ts, self.stored)
+
+    def answer(self, timings: Timings) -> None:
+        return None
+
+    def undo(self, state: ShardState) -> None:
+        return None
+
+    def requests(self) -> list[Request]:
+        return []
 
 
 class Barrier:

@@ -45,6 +45,7 @@ class Kind(IntEnum):
     FILE_END = 10
     SEGMENTS_REPLACED = 11
     SESSION = 12
+    TOPIC_IMPORT = 13
     SNAP_BEGIN = 64
     SNAP_TOPIC = 65
     SNAP_SEGMENTS = 66

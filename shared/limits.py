@@ -134,6 +134,9 @@ gap, and its next write waits for one sync."""
 SEAL_PASS_MAX_BYTES: Final = 256 * MiB
 """Bytes of hot records that one sealing pass takes; what is due beyond that waits for the next pass."""
 
+MOVE_PASS_TOPICS: Final = 1000
+"""Topics that move to another shard in one pass, when the number of shards has changed."""
+
 SWEEP_TOPICS_PER_TICK: Final = 1000
 """Topics whose age and TTL are looked at in one maintenance tick."""
 

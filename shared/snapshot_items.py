@@ -11,6 +11,7 @@ from shared.cbor_body import (
     as_map,
     as_text,
     as_uint,
+    dump_map,
     list_of,
     load_map,
     without_none,
@@ -137,6 +138,18 @@ def decode_snapshot_frame(frame: Frame) -> SnapItem:
         raise BadBytes(f"frame kind {frame.kind} is out of place")
     fields.done()
     return item
+
+
+def encode_topic(topic: SnapTopic) -> bytes:
+    """The body of a SNAP_TOPIC or TOPIC_IMPORT frame."""
+    return dump_map(topic_map(topic))
+
+
+def decode_topic(frame: Frame) -> SnapTopic:
+    fields = load_map(frame.body)
+    topic = _as_topic(fields)
+    fields.done()
+    return topic
 
 
 def topic_map(topic: SnapTopic) -> dict[str, object]:

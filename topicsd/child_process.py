@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Final
 
@@ -62,10 +63,12 @@ class Ending:
 
 
 class ChildProcess:
-    def __init__(self, process: subprocess.Popen[bytes], control_fd: int, status_fd: int) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], *, pidfd: int, control_fd: int, status_fd: int
+    ) -> None:
         self.pid = process.pid
         self._process = process
-        self._pidfd = os.pidfd_open(process.pid)
+        self._pidfd = pidfd
         self._control = trio.lowlevel.FdStream(control_fd)
         self._status = trio.lowlevel.FdStream(status_fd)
         self._post, self._mail = trio.open_memory_channel[bytes](MAIL_MAX)
@@ -79,9 +82,14 @@ class ChildProcess:
 
     @classmethod
     def start(cls, module: str, boot: Boot, *, env: Mapping[str, str]) -> ChildProcess:
-        control_theirs, control_ours = os.pipe()
-        status_ours, status_theirs = os.pipe()
-        try:
+        """Raises OSError, with nothing left behind."""
+        with ExitStack() as theirs, ExitStack() as undo:
+            control_theirs, control_ours = os.pipe()
+            theirs.callback(os.close, control_theirs)
+            undo.callback(os.close, control_ours)
+            status_ours, status_theirs = os.pipe()
+            theirs.callback(os.close, status_theirs)
+            undo.callback(os.close, status_ours)
             process = subprocess.Popen(  # noqa: S603 - our own interpreter and a module of ours
                 # -P: a directory named "gateway" where the server happens to be started is not ours.
                 [sys.executable, "-P", "-m", module, "--status-fd", str(status_theirs)],
@@ -91,14 +99,11 @@ class ChildProcess:
                 # Out of the terminal's reach: Ctrl-C is for the supervisor, which then drains in order.
                 start_new_session=True,
             )
-        except BaseException:
-            os.close(control_ours)
-            os.close(status_ours)
-            raise
-        finally:
-            os.close(control_theirs)
-            os.close(status_theirs)
-        child = cls(process, control_ours, status_ours)
+            undo.callback(process.wait)
+            undo.callback(process.kill)
+            pidfd = os.pidfd_open(process.pid)
+            undo.pop_all()
+        child = cls(process, pidfd=pidfd, control_fd=control_ours, status_fd=status_ours)
         child.send(boot)
         return child
 

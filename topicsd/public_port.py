@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 BACKLOG: Final = 1024
 # If our predecessor was killed, its gateway still has the port until it has noticed.
-_BUSY_RETRY_S: Final = 3.0
+_BUSY_RETRY_S: Final = 2.0
 _BUSY_PAUSE_S: Final = 0.05
 
 

@@ -20,9 +20,11 @@ STORE_FORMAT: Final = 1
 SHARD_DIR: Final = re.compile(r"shard-[0-9]{4}")
 
 
-class Store(msgspec.Struct, frozen=True, kw_only=True):
+class Store(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     format: int
     shards: int
+    moving_to: int | None = None
+    """A move to this number of shards is under way; topics may be in either place until it is done."""
 
 
 class _FormatOnly(msgspec.Struct):
@@ -48,6 +50,12 @@ def open_store(fs: FileSystem, data_dir: str, *, shards: int) -> Store:
 
 def ensure_shard_count(store: Store, *, data_dir: str, shards: int) -> Store:
     """The store with the number of shards that the settings ask for, or a refusal."""
+    if store.moving_to is not None:
+        raise StartRefused(
+            Exit.UNUSABLE_STORE,
+            f"{data_dir} is being moved from {store.shards} to {store.moving_to} shards and this build "
+            "cannot finish it: start the release that began it",
+        )
     if store.shards == shards:
         return store
     raise StartRefused(

@@ -35,12 +35,16 @@ from topicsd.store_file import ensure_shard_count, open_store
 log = logging.getLogger(__name__)
 
 # Of the drain timeout. The gateway closes what is left at its own share; the supervisor waits a little longer
-# before it kills, and the workers have the rest to flush and write their snapshots.
+# before it kills. The workers have the rest: a share to end their links, what is left to flush and write
+# their snapshots.
 _GATEWAY_SHARE: Final = 0.6
 _GATEWAY_KILL_SHARE: Final = 0.7
+_WORKER_LINKS_SHARE: Final = 0.15
 # Even if the gateway took all the time there was: flushing is what keeps the next start short.
 _WORKER_DRAIN_MIN_S: Final = 1.0
 _KILL_GRACE_S: Final = 2.0
+# On top of the whole drain timeout; only children of a supervisor that was killed live to see it.
+_ORPHAN_GRACE_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,29 +147,28 @@ class Supervisor:
         )
 
     def _start_worker(self, shard: int) -> ChildProcess:
-        boot = Boot(
-            # Only the gateway checks keys.
-            settings=dataclasses.replace(self._settings, api_keys=(), file_api_keys=()),
-            shards=len(self._workers),
-            socket_dir=self._socket_dir,
-            shard=shard,
-            heartbeat_s=self._plan.heartbeat_s,
-        )
+        # Only the gateway checks keys.
+        settings = dataclasses.replace(self._settings, api_keys=(), file_api_keys=())
+        boot = dataclasses.replace(self._boot(settings, _WORKER_LINKS_SHARE), shard=shard)
         return ChildProcess.start(self._plan.worker_module, boot, env=self._env)
 
     def _start_gateway(self) -> ChildProcess:
-        drain_ms = int(self._settings.drain_timeout_ms * _GATEWAY_SHARE)
-        boot = Boot(
-            settings=dataclasses.replace(self._settings, drain_timeout_ms=drain_ms),
-            shards=len(self._workers),
-            socket_dir=self._socket_dir,
-            listen_fds=tuple(listener.fileno() for listener in self._listeners),
-            heartbeat_s=self._plan.heartbeat_s,
-        )
+        listen_fds = tuple(listener.fileno() for listener in self._listeners)
+        boot = dataclasses.replace(self._boot(self._settings, _GATEWAY_SHARE), listen_fds=listen_fds)
         process = ChildProcess.start(self._plan.gateway_module, boot, env=self._env)
         for shard, worker in enumerate(self._workers):
             process.send(shard_event(shard, worker.condition))
         return process
+
+    def _boot(self, settings: Settings, drain_share: float) -> Boot:
+        drain_ms = settings.drain_timeout_ms
+        return Boot(
+            settings=dataclasses.replace(settings, drain_timeout_ms=int(drain_ms * drain_share)),
+            shards=len(self._workers),
+            socket_dir=self._socket_dir,
+            heartbeat_s=self._plan.heartbeat_s,
+            exit_within_s=drain_ms / 1000 + _ORPHAN_GRACE_S,
+        )
 
     def _on_shard(self, shard: int, condition: Condition) -> None:
         self._gateway.send(shard_event(shard, condition))

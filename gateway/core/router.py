@@ -1,4 +1,4 @@
-"""Paths to handlers. The table is built once; a request costs two dictionary lookups.
+"""Paths to handlers. The table is built once, and recent paths are remembered: most requests repeat one.
 
 A path is split at its slashes first and percent-decoded after, once, segment by segment: an encoded slash
 is part of a name (and then refused by the grammar of names), never a separator. Empty segments match nothing,
@@ -21,6 +21,8 @@ H = TypeVar("H", bound=Callable[..., None])
 _BAD_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _NAME = ":name"
 _MAX_PARAMETERS = 64
+_REMEMBERED_PATHS = 8192
+_REMEMBERED_CHARS = 320  # the longest name and what stands around it
 
 Query = dict[str, list[str]]
 
@@ -44,6 +46,7 @@ class Router(Generic[H]):
     def __init__(self, routes: Iterable[Route[H]]) -> None:
         self.routes = tuple(routes)
         self._by_shape: dict[tuple[str, ...], dict[str, Route[H]]] = {}
+        self._recent: dict[tuple[str, str], tuple[Route[H], str]] = {}
         for route in self.routes:
             shape = tuple(route.path.split("/")[1:])
             assert _NAME not in shape or shape.index(_NAME) == 2, "names are looked for in the third segment"
@@ -53,6 +56,17 @@ class Router(Generic[H]):
 
     def resolve(self, method: str, path: str) -> tuple[Route[H], str]:
         """The route, and the decoded name in the path (not validated; empty if the route has none)."""
+        known = self._recent.get((method, path))
+        if known is not None:
+            return known
+        found = self._find(method, path)
+        if len(path) <= _REMEMBERED_CHARS:
+            if len(self._recent) >= _REMEMBERED_PATHS:
+                self._recent.clear()
+            self._recent[method, path] = found
+        return found
+
+    def _find(self, method: str, path: str) -> tuple[Route[H], str]:
         segments = path.split("/")
         if "%" in path:
             segments = [decode_component(segment) for segment in segments]

@@ -39,22 +39,22 @@ def health(call: Call) -> None:
 
 
 def ready(call: Call) -> None:
-    links = call.api.shards.links
-    shards: list[dict[str, object]] = [
-        {"shard": link.shard, "ready": link.up, "topics": link.topics}
-        | ({} if link.up else {"reason": link.reason})
-        for link in links
-    ]
-    up = sum(link.up for link in links)
-    if up < len(links):
-        error = NotReady(replay_progress=round(up / len(links), 3))
+    api = call.api
+    links = api.shards.links
+    shards: list[dict[str, object]] = []
+    for link in links:
+        shards.append({"shard": link.shard, "ready": link.up, "topics": link.topics})
+        if not link.up:
+            shards[-1]["reason"] = api.why_not_ready(link)
+    if not all(link.up for link in links):
+        error = NotReady(replay_progress=round(api.replay_progress(), 3))
         error.detail = {**(error.detail or {}), "shards": shards}
         raise error
     body = _encoder.encode(
         {
             "status": "ready",
             "wal_replay_complete": True,
-            "topics": call.api.shards.totals()[0],
+            "topics": api.shards.totals()[0],
             "shards": shards,
         }
     )
@@ -75,12 +75,10 @@ def metrics(call: Call) -> None:
 
 
 def _own_numbers(api: Api) -> dict[str, float]:
-    links = api.shards.links
-    up = sum(link.up for link in links)
     return {
         "uptime_ms": int((time.monotonic() - api.started_at) * 1000),
-        "ready": int(up == len(links)),
-        "recovery_progress": up / len(links),
+        "ready": int(all(link.up for link in api.shards.links)),
+        "recovery_progress": api.replay_progress(),
     }
 
 

@@ -362,11 +362,11 @@ class ShardLink:
         self._set_phase(_Phase.UP)
         log.info("link.up", extra={"shard": self.shard})
 
-    def _go_down(self, reason: str) -> None:
+    def _go_down(self, reason: str, *, level: int = logging.WARNING) -> None:
         sock, self._sock = self._sock, None
         if sock is None:
             return
-        log.warning("link.down", extra={"shard": self.shard, "reason": reason})
+        log.log(level, "link.down", extra={"shard": self.shard, "reason": reason})
         if self._poller is not None:
             self._poller.unregister(sock.fileno())
         sock.close()
@@ -405,7 +405,7 @@ class ShardLink:
                 await trio.sleep(backoff_s)
                 backoff_s = min(backoff_s * 2, self._options.backoff_max_s)
         finally:
-            self._go_down("the gateway is shutting down")
+            self._go_down("the gateway is shutting down", level=logging.INFO)
 
     async def _leave(self, phase: _Phase) -> None:
         while self._phase is phase:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from functools import lru_cache
 
@@ -10,14 +9,11 @@ import trio
 
 from gateway.io.poller import Poller
 from gateway.io.shard_link import LeasedFiles, LinkOptions, OnReply, Reply, ShardLink
+from shared.io.child_channel import socket_path
 from shared.routing import shard_for
 from shared.wire import Options
 
 ROUTES_REMEMBERED = 65_536  # topics whose shard is not hashed again
-
-
-def socket_path(socket_dir: str, shard: int) -> str:
-    return os.path.join(socket_dir, f"shard-{shard:04d}.sock")
 
 
 class ShardPool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -23,7 +23,7 @@ State = Literal["replaying", "ready", "down", "failed"]
 class ShardReport(msgspec.Struct, frozen=True, kw_only=True):
     """The latest word on one shard."""
 
-    shard: int
+    shard: Annotated[int, msgspec.Meta(ge=0)]
     state: State
     progress: float | None = None
     reason: str | None = None

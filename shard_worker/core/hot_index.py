@@ -1,6 +1,6 @@
 """Where the unsealed records of one topic are: one entry per append call, in plain arrays.
 
-An entry is 42 bytes whatever the batch holds, so a topic's hot part costs memory per append call, not per
+An entry is 38 bytes whatever the batch holds, so a topic's hot part costs memory per append call, not per
 record. Entries are in seq order, their `ts` never decreases, and they never overlap. Dropping from the front
 is amortised: `start` moves, and the arrays are cut when half of them is dead.
 """

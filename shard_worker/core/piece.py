@@ -66,6 +66,21 @@ class Piece:
         """Are the seqs first, first + 1, … without a hole?"""
         return self.last - self.first + 1 == self.count
 
+    @property
+    def seqs(self) -> Sequence[int]:
+        """The seq of every record."""
+        if self.dense:
+            return range(self.first, self.last + 1)
+        _ = self.columns
+        assert self._seqs is not None
+        return self._seqs
+
+    @property
+    def times(self) -> array[int] | int:
+        """The time of every record, or the one that all have."""
+        _ = self.columns
+        return self._ts if self._times is None else self._times
+
     def seq_at(self, index: int) -> int:
         if self.dense:
             return self.first + index

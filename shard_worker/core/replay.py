@@ -6,6 +6,7 @@ from shard_worker.core.shard_state import ShardState
 from shared.control_frames import FileEnded, SegmentsReplaced, decode_control
 from shared.format_errors import BadBytes
 from shared.frame import Frame, Kind
+from shared.snapshot_items import decode_topic
 from shared.wal_format import JSON_OFFSET, decode_append
 
 
@@ -13,6 +14,9 @@ def replay_frame(state: ShardState, frame: Frame) -> None:
     """Raises BadBytes if the frame is intact but contradicts the log before it."""
     if frame.kind == Kind.APPEND:
         _replay_append(state, frame)
+        return
+    if frame.kind == Kind.TOPIC_IMPORT:
+        state.apply_import(frame.lsn, frame.ts_ms, decode_topic(frame))
         return
     fact = decode_control(frame)
     if isinstance(fact, FileEnded):

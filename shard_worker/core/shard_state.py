@@ -13,6 +13,7 @@ from shard_worker.core.catalog import Catalog
 from shard_worker.core.dedupe import DedupeWindow
 from shard_worker.core.piece import PieceSource
 from shard_worker.core.topic import REASON_MIXED, Resident, Topic
+from shard_worker.core.topic_snapshot import topic_from_snapshot
 from shared.api_types import config_from_dict
 from shared.control_frames import (
     Hole,
@@ -27,6 +28,7 @@ from shared.control_frames import (
     Watermark,
 )
 from shared.match import Match
+from shared.snapshot_items import SnapTopic
 
 TIER_HOT, TIER_COLD = "hot", "cold"
 
@@ -181,6 +183,20 @@ class ShardState:
         topic.lsn = lsn
         topic.reserved = max(topic.reserved, fact.reserve)
         self.catalog.show(topic)
+
+    def apply_import(self, lsn: int, ts: int, stored: SnapTopic) -> None:
+        """A topic that came from another shard, its records in segments of ours."""
+        self.clock_ms = max(self.clock_ms, ts)
+        if stored.id in self.catalog.by_id:
+            return
+        topic = topic_from_snapshot(stored, self.catalog)
+        topic.lsn = lsn
+        self.catalog.show(topic)
+        for run in topic.runs:
+            self.source.run_added(run.segment)
+        self.live_bytes += topic.bytes
+        if topic.dedupe is not None:
+            self.dedupe_keys += len(topic.dedupe)
 
     def _forget(self, topic: Topic) -> None:
         for run in topic.runs:

@@ -7,19 +7,15 @@ what is live whatever a segment holds.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from shard_worker.core.hot_index import IN_MEMORY, HotEntry
-from shard_worker.core.piece import Piece
 from shard_worker.core.seq_set import SeqSet
 from shard_worker.core.topic import Topic
+from shard_worker.disk.block_cutter import cut_blocks
 from shard_worker.disk.record_store import RecordStore, segment_file_name
-from shared.columns import Columns
 from shared.control_frames import Sealed, SealedTopic
 from shared.io.durable_fs import FileSystem
-from shared.limits import BLOCK_TARGET_BYTES
-from shared.record_assembler import RecordAssembler
 from shared.segment_writer import SegmentBuilder, SegmentTopic
 
 _WRITE_BYTES = 4 << 20
@@ -86,8 +82,10 @@ class SealJob:
         try:
             at, buffered = 0, [builder.header]
             for share in sorted(self.plan.shares, key=lambda share: share.topic.topic_id):
-                for block in self._blocks(share, builder):
-                    buffered.append(block)
+                pieces = (self.store.hot_piece(share.topic.topic_id, *entry) for entry in share.entries)
+                for records in cut_blocks(pieces, share.live_from, share.deleted):
+                    self._taken += records.count
+                    buffered.append(builder.add_block(share.topic, records))
                     if sum(map(len, buffered)) >= _WRITE_BYTES:
                         at += file.pwritev(buffered, at)
                         buffered = []
@@ -119,45 +117,3 @@ class SealJob:
             for part in sealed.topics
         )
         return Sealed(sealed.segment, sealed.digest, sealed.size, topics)
-
-    def _blocks(self, share: TopicShare, builder: SegmentBuilder) -> Iterator[bytes]:
-        assembler = RecordAssembler()
-        for entry in share.entries:
-            piece = self.store.hot_piece(share.topic.topic_id, *entry)
-            for low, high in _live_runs(piece, share):
-                while low < high:
-                    upto = self._fitting(piece.columns, low, high, assembler)
-                    assembler.add(piece.json, piece.columns, low, upto, piece.first, entry.ts)
-                    low = upto
-                    if not assembler.room or assembler.json_bytes >= BLOCK_TARGET_BYTES:
-                        self._taken += assembler.count
-                        yield builder.add_block(share.topic, assembler.finish())
-                        assembler = RecordAssembler()
-        if assembler.count:
-            self._taken += assembler.count
-            yield builder.add_block(share.topic, assembler.finish())
-
-    def _fitting(self, columns: Columns, low: int, high: int, assembler: RecordAssembler) -> int:
-        """How many of [low, high) go into the current block: at least one, then up to its target size."""
-        high = min(high, low + assembler.room)
-        ends = columns.ends
-        start = ends[low - 1] if low else 0
-        if ends[high - 1] - start + assembler.json_bytes <= BLOCK_TARGET_BYTES:
-            return high
-        upto = low + 1
-        while upto < high and ends[upto - 1] - start + assembler.json_bytes < BLOCK_TARGET_BYTES:
-            upto += 1
-        return upto
-
-
-def _live_runs(piece: Piece, share: TopicShare) -> Iterator[tuple[int, int]]:
-    """The stretches [low, high) of the piece that were live when the plan was made."""
-    low = piece.index_of(share.live_from)
-    if share.deleted is not None:
-        for seq in share.deleted.within(piece.first + low, piece.last):
-            index = seq - piece.first
-            if index > low:
-                yield low, index
-            low = index + 1
-    if low < piece.count:
-        yield low, piece.count

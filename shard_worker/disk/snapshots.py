@@ -14,7 +14,7 @@ from itertools import islice
 from shard_worker.core.shard_state import SegmentEntry, ShardState
 from shard_worker.core.topic import Topic
 from shard_worker.core.topic_snapshot import topic_from_snapshot, topic_to_snapshot
-from shard_worker.disk.wal import SyncJob, Wal
+from shard_worker.disk.wal import Wal
 from shared.file_header import FileHeader
 from shared.format_errors import BadBytes, NewerVersion
 from shared.io.durable_fs import File, FileSystem
@@ -49,7 +49,7 @@ class SnapshotInfo:
 
 
 class SnapshotWriter:
-    """One snapshot in the making: `step` until it returns False, then `finish_job().run()` in a thread."""
+    """One snapshot in the making: `step` until it returns False, `complete`, then `job().run()` in a thread."""
 
     def __init__(
         self,
@@ -73,6 +73,7 @@ class SnapshotWriter:
         self._ids: Iterator[int] = iter(list(state.catalog.by_id))
         dead = frozenset(number for number, entry in state.segments.items() if not entry.runs)
         self._segments = dict(state.segments)
+        self.completed = False
         self.info = SnapshotInfo(number, start, start >> LSN_OFFSET_BITS, dead)
         self._write(self._encoder.begin(SnapBegin(shard, start)))
 
@@ -91,7 +92,8 @@ class SnapshotWriter:
         self._write(b"".join(parts))
         return bool(ids)
 
-    def finish_job(self, wal: Wal, log_sync: SyncJob, *, clean: bool, boot_id: str) -> SnapshotJob:
+    def complete(self, wal: Wal, *, clean: bool, boot_id: str) -> None:
+        """All topics are written: add the rest. The job may run once the log is synced up to here."""
         state = self._state
         # What topics were served from when their slice was written: before, after, or both.
         segments = self._segments | state.segments
@@ -108,7 +110,12 @@ class SnapshotWriter:
         )
         self._write(self._encoder.segments(table))
         self._write(self._encoder.end(end=wal.end, clean=clean, boot_id=boot_id))
-        return SnapshotJob(self._fs, self._directory, self._path, self._file, log_sync, self.info)
+        self.info.end, self.info.clean, self.info.boot_id = wal.end, clean, boot_id
+        self.completed = True
+
+    def job(self) -> SnapshotJob:
+        assert self.completed
+        return SnapshotJob(self._fs, self._directory, self._path, self._file, self.info)
 
     def _write(self, content: bytes) -> None:
         if content:
@@ -125,12 +132,10 @@ class SnapshotJob:
     directory: str
     path: str
     file: File
-    log_sync: SyncJob
     info: SnapshotInfo
 
     def run(self) -> None:
-        """May run in a thread. DiskFault: the log could not be synced. OSError: no snapshot, the old one stays."""
-        self.log_sync.run()
+        """May run in a thread. If it fails there is no new snapshot, and the old one stays."""
         try:
             self.file.sync_data()
         finally:

@@ -46,8 +46,6 @@ _REASON_MAX_CHARS: Final = 800
 # Statuses that found the pipe full and wait for room; heartbeats are dropped instead.
 _UNSENT_MAX: Final = 64
 _READ_BYTES: Final = 64 << 10
-# On top of the drain timeout, before a child that should be gone is ended from inside.
-_LAST_RESORT_S: Final = 5.0
 
 Event = Mapping[str, object]
 
@@ -68,6 +66,8 @@ class Boot:
     """The gateway only: bound and listening sockets, inherited."""
 
     heartbeat_s: float = HEARTBEAT_S
+    exit_within_s: float = 15.0
+    """After the end of the control pipe; a child that is still there then ends itself, drained or not."""
 
 
 class StatusLine(msgspec.Struct, frozen=True):
@@ -158,7 +158,7 @@ class ChildChannel:
             signal.signal(number, signal.SIG_IGN)
         channel = cls(_take_stdin(), status_fd)
         boot = channel.read_boot()
-        _arm_last_resort(channel._control_fd, boot.settings.drain_timeout_ms / 1000 + _LAST_RESORT_S)
+        _arm_last_resort(channel._control_fd, boot.exit_within_s)
         return channel, boot
 
     def read_boot(self) -> Boot:
@@ -228,6 +228,10 @@ class ChildChannel:
             self._lines.extend(self._splitter.feed(data))
         return decode_event(self._lines.popleft())
 
+    def hung_up(self) -> bool:
+        """Whether `closed` would return now, for code that runs outside of the loop (a replay)."""
+        return _hang_up_poll(self._control_fd, 0)
+
     async def closed(self) -> None:
         """Return when it is time to drain and exit. For children that await no events."""
         while await self.receive() is not None:
@@ -243,6 +247,12 @@ def _take_stdin() -> int:
     return control_fd
 
 
+def _hang_up_poll(control_fd: int, timeout_ms: int | None) -> bool:
+    poll = select.poll()
+    poll.register(control_fd, 0)  # not for data; the hang-up is always reported
+    return bool(poll.poll(timeout_ms))
+
+
 def _arm_last_resort(control_fd: int, after_s: float) -> None:
     """End this process `after_s` after the control pipe has closed, even if its loop hangs.
 
@@ -250,9 +260,7 @@ def _arm_last_resort(control_fd: int, after_s: float) -> None:
     """
 
     def wait_and_end() -> None:
-        hangup = select.poll()
-        hangup.register(control_fd, 0)  # no data, only the hang-up, which is always reported
-        hangup.poll()
+        _hang_up_poll(control_fd, None)
         time.sleep(after_s)
         os._exit(1)
 

@@ -9,7 +9,8 @@ import os
 import resource
 import socket
 import tempfile
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 
 import httpx
 import pytest
@@ -20,7 +21,7 @@ from quart_trio import QuartTrio
 from wsproto import ConnectionType, WSConnection
 from wsproto.events import AcceptConnection, Message, RejectConnection, Request, TextMessage
 
-from gateway.edge import Edge, EdgeOptions
+from gateway.edge import Edge, EdgeOptions, serve
 from gateway.exchange import Exchange, Extent, Frame, Response, Stream, StreamHead
 from gateway.fast_lane.bounds import MAX_PIPELINED, MAX_UNSENT_BYTES
 from tests.unit.gateway.edge_harness import (
@@ -356,7 +357,7 @@ async def test_h05_a_reset_while_waiting_marks_the_exchange_gone() -> None:
         await eventually(lambda: len(api.seen) == 2)
         gone: list[str] = []
         for exchange in api.seen:
-            exchange.on_gone(lambda path=exchange.path: gone.append(path))
+            exchange.on_gone(partial(gone.append, exchange.path))
         client.reset()
         await eventually(lambda: gone == ["/v0/a", "/v0/b"])
         assert all(exchange.gone for exchange in api.seen)
@@ -643,6 +644,47 @@ async def test_p07_out_of_descriptors_accepting_pauses_and_existing_work_goes_on
         assert edge.accepting
 
 
+async def test_serve_binds_a_free_port_on_every_address_of_the_host() -> None:
+    async with trio.open_nursery() as nursery:
+        edge: Edge = await nursery.start(partial(serve, EchoApi(), host="localhost", port=0, options=QUICK))
+        assert len({port for _, port in edge.addresses}) == 1
+        client = await connect(edge)
+        await client.send(get("/v0"))
+        assert (await client.answer()).status == 200
+        assert await edge.drain(5)
+
+
+async def test_a_link_in_the_poller_is_read_in_a_turn_and_its_answers_leave_with_it() -> None:
+    api = EchoApi(on_request=lambda _: None)
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    written: list[bool] = []
+    with ours, theirs:
+        async with running_edge(api) as edge:
+            poller = edge.poller
+
+            def on_readable() -> None:
+                ours.recv(100)
+                for exchange in api.seen:
+                    exchange.respond(echo(exchange))
+
+            def on_writable() -> None:
+                written.append(True)
+                poller.want_writable(ours.fileno(), False)
+
+            poller.register(ours.fileno(), on_readable, on_writable)
+            client = await connect(edge)
+            await client.send(get("/v0/a") + get("/v0/b"))
+            await eventually(lambda: len(api.seen) == 2)
+            flushes = api.flushes
+            theirs.send(b"answers")
+            assert [(await client.answer()).body for _ in range(2)] == [b"GET /v0/a  ", b"GET /v0/b  "]
+            assert api.flushes == flushes + 1
+            poller.want_writable(ours.fileno(), True)
+            await eventually(lambda: written == [True])
+            poller.unregister(ours.fileno())
+
+
 async def test_ipv6_is_served() -> None:
     async with running_edge(EchoApi(), host="::1") as edge:
         client = await connect(edge)
@@ -721,6 +763,16 @@ async def test_a_page_asked_for_behind_a_slow_call_waits_for_its_answer() -> Non
         api.seen[0].respond(echo(api.seen[0]))
         assert (await client.answer()).body == b"GET /v0/slow  "
         assert (await client.answer()).body == b"the docs"
+
+
+async def test_a_full_full_lane_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.edge.MAX_FULL_LANE_CONNECTIONS", 0)
+    async with running_edge(EchoApi(), registrations=[pages]) as edge:
+        client = await connect(edge)
+        await client.send(get("/docs"))
+        answer = await client.answer()
+        assert (answer.status, error_code(answer)) == (429, "throttled")
+        assert await client.closed()
 
 
 async def test_an_unknown_page_is_a_json_404() -> None:
@@ -821,7 +873,7 @@ async def test_both_lanes_hand_the_api_the_same_request() -> None:
 
 
 async def test_h01_the_body_limit_holds_on_http2_too_and_the_connection_survives() -> None:
-    async def endless() -> object:
+    async def endless() -> AsyncIterator[bytes]:
         for _ in range(40):
             yield b"x" * 65536
 

@@ -10,7 +10,9 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
 from tests.support.server_process import ROOT, ServerProcess, cue, environment, is_fake, wait_for
@@ -132,6 +134,7 @@ def test_a_locked_directory_is_refused(data_dir: Path) -> None:
         ('{"format":1', 4, "damaged"),
         ('{"format":1,"shards":0}', 4, "damaged"),
         ('{"format":1,"shards":3}', 2, "TOPICS_WAL_SHARDS=3"),
+        ('{"format":1,"shards":2,"moving_to":3}', 4, "from 2 to 3 shards"),
         (None, 4, "store.json is missing"),
     ],
 )
@@ -171,6 +174,17 @@ def test_p01_a_killed_worker_comes_back_while_the_others_stay(data_dir: Path) ->
         assert server.worker_pid(1) == other
         server.wait_event(shard=0, state="down", reason="it was killed by SIGKILL")
         assert [e["state"] for e in server.events() if e["shard"] == 1].count("down") == 0
+
+
+def test_restarts_leak_no_descriptors(data_dir: Path) -> None:
+    with ServerProcess(data_dir) as server:
+        server.wait_ready()
+        fds = Path(f"/proc/{server.pid}/fd")
+        before = len(list(fds.iterdir()))
+        for restarts in range(1, 4):
+            os.kill(server.worker_pid(0), signal.SIGKILL)
+            server.wait_log("child.ready", child="shard-0", count=1 + restarts)
+        assert len(list(fds.iterdir())) == before
 
 
 def test_p02_a_killed_gateway_keeps_its_port_and_is_told_everything_again(data_dir: Path) -> None:
@@ -374,3 +388,46 @@ def test_the_version_and_the_settings_can_be_asked_for() -> None:
     assert "port = 81\n" in done.stdout
     assert "# api_keys: 1\n" in done.stdout
     assert "s3cret" not in done.stdout
+
+
+# --- with the real gateway --------------------------------------------------------------------
+
+
+def get(server: ServerProcess, path: str, token: str | None = None) -> tuple[int, Any]:
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    answer = httpx.get(f"http://127.0.0.1:{server.port}{path}", headers=headers, timeout=5)
+    is_json = answer.headers["content-type"].startswith("application/json")
+    return answer.status_code, answer.json() if is_json else None
+
+
+def test_p06_the_gateway_serves_at_once_and_says_which_shard_is_missing_and_why(data_dir: Path) -> None:
+    crash = cue(data_dir, "crash-1")
+    with ServerProcess(
+        data_dir, plan={"gateway_module": "gateway"}, restart={"loop_after": 2, "loop_delay_s": 0.5}
+    ) as server:
+        server.wait_log("child.ready", child="gateway")
+        server.wait_log("child.crash_loop", child="shard-1")
+        wait_for(lambda: get(server, "/v0/ready")[1]["error"]["detail"]["shards"][0]["ready"])
+        assert get(server, "/v0/health")[0] == 200
+        status, body = get(server, "/v0/ready")
+        assert (status, body["error"]["code"]) == (503, "not_ready")
+        good, bad = body["error"]["detail"]["shards"]
+        assert (good["ready"], bad["ready"]) == (True, False)
+        assert bad["reason"].startswith("crash loop: it died")
+        crash.unlink()
+        wait_for(lambda: get(server, "/v0/ready")[0] == 200)
+        assert server.stop() == 0
+
+
+def test_rotated_keys_are_in_force_without_a_restart(data_dir: Path, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("first")
+    env = {"TOPICS_API_KEYS_FILE": str(keys)}
+    with ServerProcess(data_dir, env=env, plan={"gateway_module": "gateway"}) as server:
+        server.wait_ready()
+        assert get(server, "/v0/metrics", "first")[0] == 200
+        keys.write_text("second")
+        server.signal(signal.SIGHUP)
+        wait_for(lambda: get(server, "/v0/metrics", "second")[0] == 200)
+        assert get(server, "/v0/metrics", "first")[0] == 401
+        assert server.stop() == 0

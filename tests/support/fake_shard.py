@@ -17,7 +17,8 @@ import trio
 
 from gateway.fast_lane.turns import TurnLoop
 from gateway.io.shard_link import LinkOptions
-from gateway.io.shard_pool import ShardPool, socket_path
+from gateway.io.shard_pool import ShardPool
+from shared.io.child_channel import socket_path
 from shared.session import ServerSession
 from shared.wire import Answer, LinkError, Op, Request, ServerMessage
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import resource
@@ -45,7 +46,9 @@ def run_server(settings: Settings, plan: ChildPlan | None = None) -> int:
 
 
 def _announce(url: str) -> None:
-    click.echo(f"topicsd is listening on {url}")
+    # Whoever started us may have closed the pipe; that is no reason not to serve.
+    with contextlib.suppress(OSError):
+        click.echo(f"topicsd is listening on {url}")
 
 
 def _warn_if_open(settings: Settings) -> None:

@@ -17,7 +17,9 @@ class RestartTimes:
     first_delay_s: float = 0.1
     max_delay_s: float = 5.0
     stable_s: float = 10.0
-    loop_after: int = 5
+    # With the delays above some 15 s of trying: as long as the worker of a killed supervisor may take to
+    # drain and give up the directory that its successor waits for.
+    loop_after: int = 8
     loop_delay_s: float = 30.0
 
     def __post_init__(self) -> None:

@@ -12,6 +12,7 @@ from gateway.exchange import Extent, RecordedExchange
 from gateway.handlers.records import diff_from_query
 from gateway.handlers.topics import merge_pages
 from gateway.io.shard_link import FileTable, Reply
+from gateway.io.supervisor_feed import SupervisorFeed
 from shared.errors import Internal, ShardUnavailable
 from shared.wire import Answer, FileExtent, Op, Request, encode_list_body, encode_metrics
 from tests.unit.gateway.api_harness import (
@@ -321,6 +322,16 @@ def test_ready_names_the_shard_that_is_not() -> None:
     detail = document(response)["error"]["detail"]
     assert detail["replay_progress"] == 0.5
     assert detail["shards"][1] == {"shard": 1, "ready": False, "topics": 3, "reason": "it is starting"}
+
+
+def test_ready_knows_from_the_supervisor_how_far_a_replay_has_come() -> None:
+    harness = ApiHarness(ScriptedShards(links=[ScriptedLink(up=False, reason="it is starting")]))
+    feed = SupervisorFeed(1, on_keys=harness.api.replace_keys)
+    harness.api.replay = feed
+    feed.apply({"event": "shard", "shard": 0, "state": "replaying", "progress": 0.25})
+    detail = document(harness.call("GET", "/v0/ready"))["error"]["detail"]
+    assert detail["replay_progress"] == 0.25
+    assert "25%" in detail["shards"][0]["reason"]
 
 
 METRICS = {

@@ -145,3 +145,31 @@ def test_a_child_without_a_supervisor_says_how_it_is_started(module: str) -> Non
     done = subprocess.run([sys.executable, "-m", module], stdin=subprocess.DEVNULL, capture_output=True)
     assert done.returncode == 2
     assert b"topicsd serve" in done.stderr or b"--status-fd" in done.stderr
+
+
+def test_a_hang_up_is_seen_outside_of_the_loop_and_data_is_not_taken_for_one(ends: Ends) -> None:
+    os.write(ends.control, b"{}\n")
+    assert not ends.channel.hung_up()
+    ends.close(ends.control)
+    assert ends.channel.hung_up()
+
+
+def test_a_child_whose_loop_hangs_ends_when_its_supervisor_is_gone() -> None:
+    code = "import sys\nfrom shared.io.child_channel import ChildChannel\nChildChannel.open(sys.argv)\nwhile True: pass"
+    boot = Boot(settings=Settings(), shards=1, socket_dir="/run", exit_within_s=0.05)
+    status_ours, status_theirs = os.pipe()
+    child = subprocess.Popen(
+        [sys.executable, "-c", code, "--status-fd", str(status_theirs)],
+        stdin=subprocess.PIPE,
+        pass_fds=[status_theirs],
+    )
+    os.close(status_theirs)
+    try:
+        assert child.stdin is not None
+        child.stdin.write(encode_line(boot))
+        child.stdin.close()
+        assert child.wait(10) == 1
+        assert os.read(status_ours, 1) == b""
+    finally:
+        child.kill()
+        os.close(status_ours)

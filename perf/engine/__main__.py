@@ -1,0 +1,3 @@
+from perf.engine.command import main
+
+main()

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from shared.io.logs import set_up_logging
+
+
+@pytest.fixture(autouse=True)
+def root_logger_as_it_was() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_away_from_a_terminal_every_line_is_json_with_the_fields_beside_the_event() -> None:
+    out = io.StringIO()
+    set_up_logging(level="info", style="auto", process="shard-3", stream=out)
+    logging.getLogger("wal").warning("wal.fsync.slow", extra={"shard": 3, "took_ms": 1204, "path": b"x"})
+    line = json.loads(out.getvalue())
+    assert line.pop("ts").endswith("Z")
+    assert line == {
+        "level": "warning",
+        "process": "shard-3",
+        "event": "wal.fsync.slow",
+        "logger": "wal",
+        "shard": 3,
+        "took_ms": 1204,
+        "path": "b'x'",
+    }
+
+
+def test_on_a_terminal_lines_are_text_and_a_value_cannot_fake_another_line() -> None:
+    out = Terminal()
+    set_up_logging(level="info", style="auto", process="gateway", stream=out)
+    logging.getLogger("edge").info("edge.refused", extra={"peer": "::1", "reason": "a b\nERROR forged=1"})
+    (line,) = out.getvalue().splitlines()
+    assert line.endswith('INFO    gateway    edge.refused peer=::1 reason="a b\\nERROR forged=1"')
+
+
+@pytest.mark.parametrize("style", ["json", "text"])
+def test_an_exception_brings_its_traceback(style: str) -> None:
+    out = io.StringIO()
+    set_up_logging(level="error", style=style, process="gateway", stream=out)
+    try:
+        raise ValueError("broken")
+    except ValueError:
+        logging.getLogger("x").exception("x.failed")
+    assert "ValueError: broken" in out.getvalue()
+    assert (out.getvalue().count("\n") == 1) is (style == "json")
+
+
+def test_levels_below_the_setting_and_the_chatter_of_libraries_are_left_out() -> None:
+    out = io.StringIO()
+    set_up_logging(level="info", style="json", process="gateway", stream=out)
+    logging.getLogger("x").debug("x.detail")
+    logging.getLogger("hypercorn.error").info("Running on …")
+    assert out.getvalue() == ""
