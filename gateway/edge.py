@@ -18,10 +18,10 @@ from gateway.fast_lane.acceptor import Acceptor, open_listeners
 from gateway.fast_lane.bounds import MAX_FULL_LANE_CONNECTIONS, EdgeOptions
 from gateway.fast_lane.lane import FastLane
 from gateway.fast_lane.refusals import error_response
-from gateway.fast_lane.turns import TurnPoller
 from gateway.full_lane.app import Register, create_app
 from gateway.full_lane.asgi_bridge import AsgiBridge
 from gateway.full_lane.hypercorn_glue import HypercornHost
+from gateway.io.poller import Poller
 from shared.errors import Throttled
 
 __all__ = ["Edge", "EdgeOptions", "open_listeners", "serve"]
@@ -43,9 +43,9 @@ class Edge:
         self.addresses: list[tuple[str, int]] = []
 
     @property
-    def poller(self) -> TurnPoller:
+    def poller(self) -> Poller:
         """Where a shard link registers to be read in the same turns as the clients."""
-        return TurnPoller(self._lane.turns)
+        return self._lane.turns
 
     @property
     def connections(self) -> int:

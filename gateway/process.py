@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 
 import trio
 
 from gateway.edge import Edge, EdgeOptions
-from gateway.fast_lane.turns import TurnPoller
-from gateway.io.poller import READABLE, WRITABLE
 from gateway.io.shard_pool import ShardPool
 from gateway.io.supervisor_feed import SupervisorFeed
 from gateway.service import Api
@@ -46,7 +44,7 @@ async def run_gateway(channel: ChildChannel, boot: Boot) -> None:
     listeners = [socket.socket(fileno=fd) for fd in boot.listen_fds]
     async with trio.open_nursery() as nursery:
         nursery.start_soon(channel.heartbeat)
-        nursery.start_soon(shards.run, LinkPoller(edge.poller))
+        nursery.start_soon(shards.run, edge.poller)
         # At once, without waiting for the shards: health answers, and the rest says 503 and why.
         await nursery.start(edge.serve, listeners)
         channel.report("ready")
@@ -54,23 +52,6 @@ async def run_gateway(channel: ChildChannel, boot: Boot) -> None:
         channel.report("draining")
         await drain(api, edge, settings.drain_timeout_ms / 1000)
         nursery.cancel_scope.cancel()
-
-
-class LinkPoller:
-    """The edge's turns, told in the words of the shard links."""
-
-    def __init__(self, turns: TurnPoller) -> None:
-        self._turns = turns
-
-    def register(self, fd: int, mask: int, handler: Callable[[int], None]) -> None:
-        self._turns.register(fd, lambda: handler(READABLE), lambda: handler(WRITABLE))
-        self.modify(fd, mask)
-
-    def modify(self, fd: int, mask: int) -> None:
-        self._turns.want_writable(fd, bool(mask & WRITABLE))
-
-    def unregister(self, fd: int) -> None:
-        self._turns.unregister(fd)
 
 
 async def drain(api: Api, edge: Edge, timeout_s: float) -> None:

@@ -42,8 +42,15 @@ class Round:
 Case = Callable[[], Round]
 
 
-def time_calls(function: Callable[[Any], object], arguments: Sequence[Any]) -> Round:
-    """Call `function` with each of `arguments`, timing each call."""
+def time_calls(
+    function: Callable[[Any], object],
+    arguments: Sequence[Any],
+    *,
+    prepare: Callable[[Any], object] | None = None,
+) -> Round:
+    """Call `function` with each of `arguments`, timing each call; `prepare` runs before each, off the clock."""
+    if prepare is not None:
+        return together([_prepared(function, argument, prepare) for argument in arguments])
     clock = time.perf_counter_ns
     walls: list[int] = []
     cpu_at = time.thread_time_ns()
@@ -56,6 +63,11 @@ def time_calls(function: Callable[[Any], object], arguments: Sequence[Any]) -> R
     return Round(
         [max(1.0, ns - own_wall) / 1000 for ns in walls], max(1.0, cpu / len(walls) - own_cpu) / 1000
     )
+
+
+def _prepared(function: Callable[[Any], object], argument: Any, prepare: Callable[[Any], object]) -> Round:
+    prepare(argument)
+    return time_calls(function, (argument,))
 
 
 def together(rounds: Sequence[Round]) -> Round:

@@ -71,9 +71,7 @@ class BenchShard:
 
     def _open(self) -> Shard:
         started = time.perf_counter()
-        shard = Shard.open(
-            RealFileSystem(), self.settings, 0, wall_ms=wall_ms, clock=time.perf_counter
-        )
+        shard = Shard.open(RealFileSystem(), self.settings, 0, wall_ms=wall_ms, clock=time.perf_counter)
         self.open_s = time.perf_counter() - started
         self.engine = shard.engine
         return shard

@@ -170,7 +170,7 @@ class Engine:
             return
         ts = max(now_ms, topic.staged_ts) if topic is not None else now_ms
         first = topic.staged_head + 1 if topic is not None else 1
-        batch = encode_batch(write, request.body, first, ts, self.settings)
+        batch = encode_batch(write, len(request.body), first, ts, self.settings)
         self._check_caps(config, topic, batch, now_ms, name)
         created = topic is None
         if topic is None:

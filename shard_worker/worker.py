@@ -61,6 +61,8 @@ def _recover(channel: ChildChannel, boot: Boot, fs: RealFileSystem, number: int)
 
     def progress(done: float) -> None:
         nonlocal last_report
+        if channel.hung_up():
+            raise SystemExit(Exit.CLEAN)  # told to stop while replaying: nothing was changed, nothing to flush
         if time.perf_counter() - last_report >= _PROGRESS_EVERY_S:
             last_report = time.perf_counter()
             channel.report("replaying", progress=round(done, 3))

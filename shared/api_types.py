@@ -173,6 +173,22 @@ class WriteRequest(Struct):
     disable_backpressure: bool = False
 
 
+class PlainRecordIn(Struct, forbid_unknown_fields=True, gc=False):
+    """A record that has nothing but `data`: most have."""
+
+    data: Raw
+
+
+class PlainWriteRequest(Struct, forbid_unknown_fields=True):
+    """A write of plain records. What decodes into this needs no look at single records."""
+
+    records: list[PlainRecordIn]
+    idempotency_key: str | None = None
+    create: bool | None = None
+    config: TopicConfigIn | None = None
+    disable_backpressure: bool = False
+
+
 class DiffRequest(Struct):
     """Body of `POST /v0/topics/:t/diff`. Clamping to the limits is the reader's business, not the type's."""
 
@@ -204,6 +220,7 @@ class DeleteRequest(Struct):
 
 _T = TypeVar("_T")
 
+_plain_write_decoder = msgspec.json.Decoder(PlainWriteRequest)
 _write_decoder = msgspec.json.Decoder(WriteRequest)
 _diff_decoder = msgspec.json.Decoder(DiffRequest)
 _delete_decoder = msgspec.json.Decoder(DeleteRequest)
@@ -224,7 +241,12 @@ def _decode(decode: Callable[[bytes], _T], body: bytes) -> _T:
         raise InvalidRequest("the body is nested too deeply") from err
 
 
-def decode_write(body: bytes) -> WriteRequest:
+def decode_write(body: bytes) -> WriteRequest | PlainWriteRequest:
+    try:
+        if body.isascii():
+            return _plain_write_decoder.decode(body)
+    except (msgspec.DecodeError, RecursionError):
+        pass  # a field that plain writes do not have, or an error: the complete type tells which
     return _decode(_write_decoder.decode, body)
 
 

@@ -1,7 +1,7 @@
 """The number of shards has changed since the last start: move every topic to where it belongs now.
 
-Runs before any worker, under the supervisor's lock. `store.json` says `moving_to` while it is under way, so a start that
-finds it there finishes the job, also towards yet another number. Each topic moves safely by itself
+Runs before any worker, under the supervisor's lock. `store.json` says `moving_to` while it is under way, so a
+start that finds it there finishes the job, also towards yet another number. Each topic moves safely by itself
 (shard_worker/moving.py); a directory whose topics have all left stays, empty, for the day the number grows again.
 """
 
@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 
+from msgspec import structs
+
 from shard_worker.core.topic import Topic
 from shard_worker.disk.dir_lock import DirLock
 from shard_worker.disk.recovery import shard_paths
@@ -19,8 +21,21 @@ from shard_worker.shard import Shard
 from shared.io.durable_fs import FileSystem
 from shared.routing import shard_for
 from shared.settings import Settings
+from topicsd.store_file import Store, present_shards, save_store
 
 Progress = Callable[[int, int], None]  # topics moved, topics to move
+
+
+def ensure_shard_count(fs: FileSystem, settings: Settings, store: Store, progress: Progress) -> Store:
+    """The store with as many shards as the settings ask for; moves topics first if it must."""
+    data_dir, shards = settings.data_dir, settings.wal_shards
+    if store.shards == shards and store.moving_to is None:
+        return store
+    save_store(fs, data_dir, structs.replace(store, moving_to=shards))
+    reshard(fs, settings, present_shards(fs, data_dir), shards, progress)
+    done = Store(format=store.format, shards=shards)
+    save_store(fs, data_dir, done)
+    return done
 
 
 def reshard(fs: FileSystem, settings: Settings, present: set[int], shards: int, progress: Progress) -> None:

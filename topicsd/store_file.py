@@ -44,25 +44,18 @@ def open_store(fs: FileSystem, data_dir: str, *, shards: int) -> Store:
             f'the number of shards, as in {{"format":{STORE_FORMAT},"shards":{len(found)}}})',
         )
     store = Store(format=STORE_FORMAT, shards=shards)
-    write_atomically(fs, path, [msgspec.json.encode(store) + b"\n"])
+    save_store(fs, data_dir, store)
     return store
 
 
-def ensure_shard_count(store: Store, *, data_dir: str, shards: int) -> Store:
-    """The store with the number of shards that the settings ask for, or a refusal."""
-    if store.moving_to is not None:
-        raise StartRefused(
-            Exit.UNUSABLE_STORE,
-            f"{data_dir} is being moved from {store.shards} to {store.moving_to} shards and this build "
-            "cannot finish it: start the release that began it",
-        )
-    if store.shards == shards:
-        return store
-    raise StartRefused(
-        Exit.BAD_SETTINGS,
-        f"wal_shards: is {shards}, but the data in {data_dir} is divided into {store.shards} shards; "
-        f"set TOPICS_WAL_SHARDS={store.shards}",
-    )
+def save_store(fs: FileSystem, data_dir: str, store: Store) -> None:
+    write_atomically(fs, os.path.join(data_dir, STORE_NAME), [msgspec.json.encode(store) + b"\n"])
+
+
+def present_shards(fs: FileSystem, data_dir: str) -> set[int]:
+    """The shards that have a directory here, in use or not."""
+    names = fs.list_dir(data_dir)
+    return {int(name.removeprefix("shard-")) for name in names if SHARD_DIR.fullmatch(name)}
 
 
 def _decode(path: str, data: bytes) -> Store:

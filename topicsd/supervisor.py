@@ -19,7 +19,7 @@ from typing import Final
 import trio
 
 from shard_worker.disk.dir_lock import DirectoryLocked, DirLock
-from shared.errors import BadSetting
+from shared.errors import BadSetting, DataDamage
 from shared.io.child_channel import HEARTBEAT_S, Boot
 from shared.io.durable_fs import FileSystem, RealFileSystem
 from shared.settings import SETTINGS, Settings
@@ -29,8 +29,9 @@ from topicsd.core.restart_policy import RestartTimes
 from topicsd.exits import Exit, StartRefused
 from topicsd.key_file import with_key_file
 from topicsd.public_port import PortFile, open_public_port, port_number, public_url
+from topicsd.reshard import ensure_shard_count
 from topicsd.socket_dir import make_socket_dir
-from topicsd.store_file import ensure_shard_count, open_store
+from topicsd.store_file import open_store
 
 log = logging.getLogger(__name__)
 
@@ -107,10 +108,12 @@ class Supervisor:
             self._fs.make_dir(data_dir)
             held.enter_context(DirLock(data_dir))
             store = open_store(self._fs, data_dir, shards=shards)
-            store = ensure_shard_count(store, data_dir=data_dir, shards=shards)
+            store = ensure_shard_count(self._fs, self._settings, store, self._report_move)
             self._socket_dir = make_socket_dir(data_dir)
         except DirectoryLocked as err:
             raise StartRefused(Exit.LOCKED, str(err)) from err
+        except DataDamage as err:
+            raise StartRefused(Exit.UNUSABLE_STORE, f"topics cannot be moved to other shards: {err}") from err
         except OSError as err:
             message = f"data_dir: {err.filename or data_dir} cannot be used: {err.strerror}"
             raise StartRefused(Exit.BAD_SETTINGS, message) from err
@@ -118,6 +121,13 @@ class Supervisor:
             self._keeper(f"shard-{shard}", partial(self._start_worker, shard), partial(self._on_shard, shard))
             for shard in range(store.shards)
         ]
+
+    def _report_move(self, moved: int, total: int) -> None:
+        """Progress of a change of the number of shards, which may take a while before anyone is served."""
+        log.info(
+            "store.moving_topics",
+            extra={"shards": self._settings.wal_shards, "moved": moved, "of": total},
+        )
 
     async def _open_port(self, held: ExitStack) -> None:
         port_file = PortFile(self._fs, self._settings.port_file)

@@ -83,29 +83,3 @@ class TurnLoop:
             self._end_of_turn()
         finally:
             self.in_turn = False
-
-
-class TurnPoller:
-    """The `Poller` a shard link wants, in the same set and the same turns as the clients' sockets.
-
-    An answer that a link reads is then sent in that very turn, and requests go out with the turn's flush.
-    """
-
-    def __init__(self, turns: TurnLoop) -> None:
-        self._turns = turns
-
-    def register(self, fd: int, on_readable: Callable[[], None], on_writable: Callable[[], None]) -> None:
-        def handler(mask: int) -> None:
-            if mask & ~select.EPOLLOUT:
-                on_readable()
-            # Reading may have ended the link.
-            if mask & select.EPOLLOUT and self._turns.is_registered(fd, handler):
-                on_writable()
-
-        self._turns.register(fd, select.EPOLLIN, handler)
-
-    def want_writable(self, fd: int, wanted: bool) -> None:
-        self._turns.modify(fd, select.EPOLLIN | select.EPOLLOUT if wanted else select.EPOLLIN)
-
-    def unregister(self, fd: int) -> None:
-        self._turns.unregister(fd)

@@ -8,10 +8,11 @@ does the sending, so such a read can cost less than the floor.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from perf.report import Aim, Case, Round, Row, compare, interleave, summary, time_calls
@@ -20,7 +21,7 @@ from shard_worker.request import Request
 from shard_worker.serve.link import Link
 from shard_worker.serve.served_files import ServedFiles
 from shared.session import ClientSession
-from shared.wire import Op
+from shared.wire import Answer, Op
 
 RECORDS = 1000
 _TOPIC_RECORDS = 20_000
@@ -35,8 +36,8 @@ def run(parent: str | None, rounds: int) -> tuple[list[Row], list[Aim]]:
         _fill(sealed)
         sealed.seal_all()
         rows = []
-        with drain() as sink, the_link(hot) as link_turn:
-            for name, case, size in _cases(hot, sealed, link_turn):
+        with drain() as sink:
+            for name, case, size in _cases(hot, sealed):
                 rows.append(_row(name, case, size, hot, sink, rounds))
     plain = next(row for row in rows if row["read"] == _HOT)
     return rows, [Aim(f"plain read of {RECORDS} hot records: µs of worker CPU", plain["cpu_us"], 50)]
@@ -65,17 +66,12 @@ def _fill(shard: BenchShard) -> None:
     shard.engine.sync_now()
 
 
-def _cases(
-    hot: BenchShard, sealed: BenchShard, link_turn: Callable[[bytes], None]
-) -> Iterator[tuple[str, Case, int]]:
-    clear = sealed.shard.store.cache.clear
-
-    def case(shard: BenchShard, topic: str, more: bytes = b"", **how: object) -> tuple[Case, int]:
-        return _case(shard, topic, more, **how)  # type: ignore[arg-type]
-
+def _cases(hot: BenchShard, sealed: BenchShard) -> Iterator[tuple[str, Case, int]]:
+    cache = sealed.shard.store.cache
+    case = _case
     yield _HOT, *case(hot, "batch-100")
     yield "hot, batch 100, from the middle of a batch", *case(hot, "batch-100", shift=50)
-    yield "hot, batch 100, through a link", *_link_case(hot, link_turn)
+    yield "hot, batch 100, through a link", *_link_case(hot)
     yield "hot, batch 100, inline", *case(hot, "batch-100", options=_INLINE)
     yield "hot, batch 1000", *case(hot, "batch-1000")
     yield "hot, batch 1 (inline: too many extents)", *case(hot, "batch-1")
@@ -83,7 +79,7 @@ def _cases(
     yield "hot, node left out, 2 of 3 stay", *case(hot, "labelled", b',"node":"n1"', limit=666)
     yield "hot, with tags shown", *case(hot, "labelled", b',"include_tags":true')
     yield "sealed, blocks cached", *case(sealed, "batch-100")
-    yield "sealed, caches empty", *case(sealed, "batch-100", before=clear)
+    yield "sealed, caches empty", *case(sealed, "batch-100", prepare=lambda _: cache.drop(lambda key: True))
 
 
 def _case(
@@ -94,26 +90,32 @@ def _case(
     shift: int = 0,
     limit: int = RECORDS,
     options: dict[str, object] | None = None,
-    before: Callable[[], None] | None = None,
+    prepare: Callable[[object], object] | None = None,
 ) -> tuple[Case, int]:
     """Reads from 16 places of the topic in turns."""
     requests = [
         shard.request(Op.READ, topic, _diff(start + shift, limit, more), options)
         for start in range(0, 16 * RECORDS, RECORDS)
-    ] * (_CALLS // 16)
+    ] * (2 if prepare else _CALLS // 16)
 
     def read(request: Request) -> None:
         shard.engine.submit(request)
         shard.engine.commit()
 
     def run() -> Round:
-        if before is None:
-            return time_calls(read, requests)
-        return time_calls(lambda request: (before(), read(request)), requests[:32])
+        return time_calls(read, requests, prepare=prepare)
 
     run()
     assert not shard.sink.failed, shard.sink.body
     return run, _answer_bytes(shard.sink)
+
+
+def _link_case(shard: BenchShard) -> tuple[Case, int]:
+    """The same read as a worker's whole turn. Descriptors of the files went over with the first answer."""
+    link = WorkerLink(shard)
+    turns = [[(Op.READ, "batch-100", _diff(start, RECORDS))] for start in range(0, 16_000, RECORDS)] * 8
+    _, size = _case(shard, "batch-100")
+    return lambda: time_calls(link.turn, turns, prepare=link.send), size
 
 
 def _diff(from_seq: int, limit: int, more: bytes = b"") -> bytes:
@@ -127,37 +129,46 @@ def _answer_bytes(sink: CountingSink) -> int:
 # --- the link ---------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def the_link(shard: BenchShard) -> Iterator[Callable[[bytes], None]]:
-    """A worker's turn with one request: receive its frame, serve it, send the answer frame."""
-    near, far = socket.socketpair()
-    far.setblocking(False)
-    client: ClientSession[None] = ClientSession(role="gateway", version="perf", max_queued=1)
-    files = ServedFiles(shard.engine.wal)
-    link = Link(near, files, shard=0, shards=1)
-    far.send(client.hello())
-    link.receive(0, 0)
-    client.receive(far.recv(1 << 16))
+class WorkerLink:
+    """Both ends of a link. `turn` is what a worker does with one frame of requests: receive, serve, send."""
 
-    def turn(frame: bytes) -> None:
+    def __init__(self, shard: BenchShard) -> None:
+        self._engine = shard.engine
+        self._near, self._far = socket.socketpair()
+        self._files = ServedFiles(shard.engine.wal)
+        self._link = Link(self._near, self._files, shard=0, shards=1)
+        self._client: ClientSession[None] = ClientSession(role="gateway", version="perf", max_queued=1)
+        self._far.send(self._client.hello())
+        self._link.receive(0, 0)
+        self._client.receive(self._far.recv(1 << 16))
+
+    def send(self, messages: Sequence[tuple[int, str, bytes]]) -> None:
+        """The gateway's part: take the last answers in, send the next requests."""
+        self._far.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while data := self._far.recv(1 << 20):
+                for message in self._client.receive(data):
+                    if isinstance(message, Answer):
+                        assert message.status < 300, message.body
+                        self._client.settle(message.id)
+        self._far.setblocking(True)
+        for op, topic, body in messages:
+            self._client.submit(op, topic, body, None, None)
+        self._far.sendall(self._client.take_outgoing())
+
+    def turn(self, _: object) -> None:
+        link = self._link
         for message in link.receive(1, 1):
-            request = Request(link, message.id, message.op, message.topic, message.body, message.options)
-            shard.engine.submit(request)
-        shard.engine.commit()
+            self._engine.submit(
+                Request(link, message.id, message.op, message.topic, message.body, message.options)
+            )
+        self._engine.commit()
         link.flush(1, 1)
 
-    def send_and_turn(body: bytes) -> None:
-        client.submit(Op.READ, "batch-100", body, None, None)
-        far.send(client.take_outgoing())
-
-    turn.prepare = send_and_turn  # type: ignore[attr-defined]
-    turn.far = far  # type: ignore[attr-defined]
-    try:
-        yield turn
-    finally:
-        near.close()
-        far.close()
-        files.close()
+    def close(self) -> None:
+        self._near.close()
+        self._far.close()
+        self._files.close()
 
 
 @contextmanager

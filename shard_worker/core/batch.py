@@ -13,14 +13,14 @@ from itertools import accumulate
 
 import msgspec
 
-from shared.api_types import RecordIn, WriteRequest, meta_bytes
+from shared.api_types import PlainRecordIn, PlainWriteRequest, RecordIn, WriteRequest, meta_bytes
 from shared.columns import DATA_NULL, HAS_KEY, HAS_META, HAS_NODE, HAS_TAG, encode_columns
 from shared.errors import BatchTooLarge, InvalidRequest, RecordTooLarge
 from shared.limits import IDEMPOTENCY_KEY_MAX_CHARS, META_MAX_KEYS
 from shared.settings import Settings
 
-# A body that contains none of these spells no optional field: a key could also be written with \u escapes.
-_OPTIONAL_MARKS = (b'"tag"', b'"node"', b'"key"', b'"meta"', b"\\u", b"null")
+_THREE_DIGITS = [b"%03d" % number for number in range(1000)]
+_NUMBERS = [b"%d" % number for number in range(1000)]
 
 _meta_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -33,7 +33,7 @@ class Batch:
     columns: bytes
 
 
-def check_write(write: WriteRequest, settings: Settings) -> None:
+def check_write(write: WriteRequest | PlainWriteRequest, settings: Settings) -> None:
     """What can be refused without touching single records."""
     count = len(write.records)
     if count == 0:
@@ -44,37 +44,57 @@ def check_write(write: WriteRequest, settings: Settings) -> None:
         raise InvalidRequest(f"idempotency_key is longer than {IDEMPOTENCY_KEY_MAX_CHARS} characters")
 
 
-def encode_batch(write: WriteRequest, body: bytes, first_seq: int, ts: int, settings: Settings) -> Batch:
-    """`body` is what `write` was decoded from: a look at it tells whether records need a closer look."""
-    records = write.records
-    plain = write.node is None and len(body) <= settings.max_record_bytes
-    if plain:
-        for mark in _OPTIONAL_MARKS:
-            if mark in body:
-                plain = False
-                break
-    if plain:
-        return _encode_plain(records, first_seq, ts)
-    return _encode_rich(records, write.node, first_seq, ts, settings)
+def encode_batch(
+    write: WriteRequest | PlainWriteRequest, body_bytes: int, first_seq: int, ts: int, settings: Settings
+) -> Batch:
+    """`body_bytes`: the length of the whole request; a record cannot be larger than that."""
+    if isinstance(write, PlainWriteRequest):
+        if body_bytes > settings.max_record_bytes:
+            for index, record in enumerate(write.records):
+                _check_size(len(record.data), index, settings)
+        return _encode_plain(write.records, first_seq, ts)
+    return _encode_rich(write.records, write.node, first_seq, ts, settings)
 
 
-def _encode_plain(records: list[RecordIn], first_seq: int, ts: int) -> Batch:
+def _check_size(size: int, index: int, settings: Settings) -> None:
+    if size > settings.max_record_bytes:
+        raise RecordTooLarge(
+            f"record {index} has {size} bytes of data and meta, at most {settings.max_record_bytes} are allowed",
+            detail={"record": index, "max_bytes": settings.max_record_bytes},
+        )
+
+
+def _encode_plain(records: list[PlainRecordIn], first_seq: int, ts: int) -> Batch:
     count = len(records)
     if count == 1:
         return Batch(1, b'{"$seq":%d,"$ts":%d,"data":%b},' % (first_seq, ts, records[0].data), 0, b"")
-    values: list[object] = [None] * (2 * count)
-    values[0::2] = range(first_seq, first_seq + count)
-    values[1::2] = datas = [record.data for record in records]
-    # One format call for the whole batch: a call per record takes twice as long.
-    json = (b'{"$seq":%%d,"$ts":%d,"data":%%b},' % ts) * count % tuple(values)
-    around = len(b'{"$seq":,"$ts":%d,"data":},' % ts) + len(str(first_seq))
-    if len(str(first_seq)) == len(str(first_seq + count - 1)):
-        ends = array("I", accumulate(map(around.__add__, map(len, datas))))
-    else:
-        short = len(str(first_seq))
-        sizes = (around - short + len(str(first_seq + i)) + len(data) for i, data in enumerate(datas))
-        ends = array("I", accumulate(sizes))
-    return Batch(count, json, *encode_columns(count=count, ends=ends))
+    datas = [record.data for record in records]
+    stamp = b',"$ts":%d,"data":' % ts
+    parts: list[bytes | msgspec.Raw] = [stamp] * (4 * count)
+    place = 0
+    # Seqs of the same thousand share their leading digits, and the last three come from a table: half the time
+    # of formatting each number.
+    while place < count:
+        thousand, low = divmod(first_seq + place, 1000)
+        run = min(count - place, 1000 - low)
+        start, end = 4 * place, 4 * (place + run)
+        parts[start:end:4] = [b'},{"$seq":%d' % thousand if thousand else b'},{"$seq":'] * run
+        parts[start + 1 : end : 4] = (_THREE_DIGITS if thousand else _NUMBERS)[low : low + run]
+        place += run
+    parts[3::4] = datas
+    parts[0] = parts[0][2:]
+    parts.append(b"},")
+    json = b"".join(parts)
+    return Batch(count, json, *encode_columns(count=count, ends=_plain_ends(datas, first_seq, len(stamp))))
+
+
+def _plain_ends(datas: list[msgspec.Raw], first_seq: int, stamp: int) -> array[int]:
+    around = len(b'{"$seq":},') + stamp
+    digits, most = len(str(first_seq)), len(str(first_seq + len(datas) - 1))
+    if digits == most:
+        return array("I", accumulate(map((around + digits).__add__, map(len, datas))))
+    sizes = (around + len(str(first_seq + place)) + len(bytes(data)) for place, data in enumerate(datas))
+    return array("I", accumulate(sizes))
 
 
 def _encode_rich(
@@ -90,12 +110,7 @@ def _encode_rich(
     for index, record in enumerate(records):
         data = bytes(record.data)
         meta = _checked_meta(record, index, settings)
-        if len(data) + len(meta) > settings.max_record_bytes:
-            raise RecordTooLarge(
-                f"record {index} has {len(data) + len(meta)} bytes of data and meta, at most "
-                f"{settings.max_record_bytes} are allowed",
-                detail={"record": index, "max_bytes": settings.max_record_bytes},
-            )
+        _check_size(len(data) + len(meta), index, settings)
         node = record.node if record.node is not None else batch_node
         nodes.append(_label("node", node, index, settings.max_node_bytes))
         tags.append(_label("tag", record.tag, index, settings.max_tag_bytes))
@@ -111,7 +126,7 @@ def _encode_rich(
             | (HAS_TAG if record.tag is not None else 0)
             | (HAS_KEY if record.key is not None else 0)
             | (HAS_META if meta else 0)
-            | (DATA_NULL if data == b"null" else 0)
+            | (DATA_NULL if record.key is not None and data == b"null" else 0)
         )
     ends = array("I", accumulate(map(len, parts)))
     column_flags, columns = encode_columns(

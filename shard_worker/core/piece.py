@@ -123,6 +123,9 @@ class PieceSource(Protocol):
     def verify_hot(self, lsn: int) -> None:
         """Raise unless the batch whose JSON part starts at `lsn` is intact; for bytes sent without a look."""
 
+    def hot_json(self, lsns: Sequence[int], sizes: Sequence[int]) -> list[memoryview]:
+        """The JSON parts of whole batches, in one go; verified."""
+
     def sealed_pieces(self, segment: int, topic_id: int, first: int, last: int) -> Iterator[Piece]:
         """The blocks of that topic in that segment that touch first…last, ascending."""
 

@@ -186,26 +186,37 @@ def _read_plain(
     extents_allowed: bool,
 ) -> None:
     stop = min(stop, start + view.limit - 1)
+    result.next_from = stop
+    budget = view.max_bytes
+    for run in topic.runs:
+        if run.last < start:
+            continue
+        if run.first > stop:
+            break
+        for piece in source.sealed_pieces(run.segment, topic.id, max(start, run.first), min(stop, run.last)):
+            budget = _take(piece, start, stop, budget, result)
+            if result.next_from != stop:
+                return
     hot = topic.hot
     index = hot.index_of(start)
-    in_log = index < len(hot.first) and hot.first[index] <= start
-    if in_log and extents_allowed and _read_extents(topic, index, start, stop, view, source, result):
-        return
-    budget = view.max_bytes
-    result.next_from = stop
-    for piece in topic.pieces(start, source):
-        low, high = piece.index_of(start), piece.index_of(stop + 1)
-        if low >= high:
-            break
-        high, budget = _fit(piece, low, high, budget, first=not result.chunks)
-        if high > low:
-            ends = piece.columns.ends
-            result.chunks.append(piece.json[ends[low - 1] if low else 0 : ends[high - 1]])
-            result.delivered += high - low
-        if high < piece.index_of(stop + 1):
-            result.next_from = piece.seq_at(high) - 1
-            break
-    result.scanned = result.delivered
+    if index < len(hot.first) and hot.first[index] <= stop:
+        _read_hot(topic, index, start, stop, budget, source, result, extents_allowed)
+
+
+def _take(piece: Piece, start: int, stop: int, budget: int, result: ReadResult) -> int:
+    """Deliver the records start…stop of a piece as far as they fit; returns what is left of the budget."""
+    low, high = piece.index_of(start), piece.index_of(stop + 1)
+    if low >= high:
+        return budget
+    fitting, budget = _fit(piece, low, high, budget, first=not result.delivered)
+    if fitting > low:
+        ends = piece.columns.ends
+        result.chunks.append(piece.json[ends[low - 1] if low else 0 : ends[fitting - 1]])
+        result.delivered += fitting - low
+        result.scanned = result.delivered
+    if fitting < high:
+        result.next_from = piece.seq_at(fitting) - 1
+    return budget
 
 
 def _fit(piece: Piece, low: int, high: int, budget: int, *, first: bool) -> tuple[int, int]:
@@ -222,47 +233,80 @@ def _fit(piece: Piece, low: int, high: int, budget: int, *, first: bool) -> tupl
     return fits, 0
 
 
-def _read_extents(
-    topic: Topic, index: int, start: int, stop: int, view: View, source: PieceSource, result: ReadResult
-) -> bool:
-    """Answer with extents if there are few enough of them and enough bytes to pay; False: not a case for them."""
+def _read_hot(
+    topic: Topic,
+    index: int,
+    start: int,
+    stop: int,
+    budget: int,
+    source: PieceSource,
+    result: ReadResult,
+    extents_allowed: bool,
+) -> None:
+    """The part of a plain read that is hot: whole batches without a look inside, cut ones at both ends."""
     hot = topic.hot
     end = hot.index_of(stop)
-    if end - index + 1 > EXTENTS_MAX_PER_ANSWER or IN_MEMORY in hot.lsn[index : end + 1]:
-        return False
-    if sum(hot.size[index : end + 1]) < SENDFILE_MIN_BYTES:
-        return False
-    budget = view.max_bytes
-    extents: list[tuple[int, int, int]] = []
-    last = stop
-    delivered = 0
+    stretches: list[tuple[int, int, int]] = []  # entry, begin and end of its bytes
+    sizes = hot.size[index : end + 1]
+    whole = hot.first[index] >= start and hot.first[end] + hot.count[end] - 1 <= stop and sum(sizes) <= budget
+    if whole:
+        stretches = [(index + place, 0, size) for place, size in enumerate(sizes)]
+        result.delivered += sum(hot.count[index : end + 1])
+    else:
+        _cut_hot(topic, index, end, start, stop, budget, source, result, stretches)
+    result.scanned = result.delivered
+    lsns = hot.lsn[index : end + 1]
+    in_log = IN_MEMORY not in lsns
+    if in_log and extents_allowed and not result.chunks and _worth_extents(stretches):
+        for at, begin, finish in stretches:
+            source.verify_hot(hot.lsn[at])
+            file_no, offset = split_lsn(hot.lsn[at])
+            result.extents.append((file_no, offset + begin, finish - begin))
+        file_no, offset, length = result.extents[-1]
+        result.extents[-1] = (file_no, offset, length - 1)  # without the comma behind the last record
+    elif in_log and whole:
+        result.chunks.extend(source.hot_json(lsns, sizes))
+    else:
+        for at, begin, finish in stretches:
+            result.chunks.append(topic.hot_piece(at, source).json[begin:finish])
+
+
+def _cut_hot(
+    topic: Topic,
+    index: int,
+    end: int,
+    start: int,
+    stop: int,
+    budget: int,
+    source: PieceSource,
+    result: ReadResult,
+    stretches: list[tuple[int, int, int]],
+) -> None:
+    hot = topic.hot
     for at in range(index, end + 1):
         first, count, size = hot.first[at], hot.count[at], hot.size[at]
-        source.verify_hot(hot.lsn[at])
         low, high = max(0, start - first), min(count, stop - first + 1)
         if low == 0 and high == count and size <= budget:
-            begin, finish = 0, size
+            stretches.append((at, 0, size))
             budget -= size
-        else:
-            piece = topic.hot_piece(at, source)
-            fitting, budget = _fit(piece, low, high, budget, first=not extents)
+            result.delivered += count
+            continue
+        piece = topic.hot_piece(at, source)
+        fitting, budget = _fit(piece, low, high, budget, first=not result.delivered)
+        if fitting > low:
             ends = piece.columns.ends
-            begin, finish = ends[low - 1] if low else 0, ends[fitting - 1] if fitting else 0
-            if fitting < high:
-                last = first + fitting - 1
-            high = fitting
-        if high > low:
-            file_no, offset = split_lsn(hot.lsn[at])
-            extents.append((file_no, offset + begin, finish - begin))
-            delivered += high - low
-        if last != stop:
-            break
-    file_no, offset, length = extents[-1]
-    extents[-1] = (file_no, offset, length - 1)  # without the comma behind the last record
-    result.extents = extents
-    result.next_from = last
-    result.delivered = result.scanned = delivered
-    return True
+            stretches.append((at, ends[low - 1] if low else 0, ends[fitting - 1]))
+            result.delivered += fitting - low
+        if fitting < high:
+            result.next_from = first + fitting - 1
+            return
+
+
+def _worth_extents(stretches: list[tuple[int, int, int]]) -> bool:
+    """Few enough pieces, and enough bytes to pay for handing over files instead."""
+    if not 0 < len(stretches) <= EXTENTS_MAX_PER_ANSWER:
+        return False
+    return sum(finish - begin for _, begin, finish in stretches) >= SENDFILE_MIN_BYTES
 
 
 def _read_filtered(

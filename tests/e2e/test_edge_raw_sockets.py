@@ -24,6 +24,7 @@ from wsproto.events import AcceptConnection, Message, RejectConnection, Request,
 from gateway.edge import Edge, EdgeOptions, serve
 from gateway.exchange import Exchange, Extent, Frame, Response, Stream, StreamHead
 from gateway.fast_lane.bounds import MAX_PIPELINED, MAX_UNSENT_BYTES
+from gateway.io.poller import READABLE, WRITABLE
 from tests.unit.gateway.edge_harness import (
     QUICK,
     Answer,
@@ -663,16 +664,16 @@ async def test_a_link_in_the_poller_is_read_in_a_turn_and_its_answers_leave_with
         async with running_edge(api) as edge:
             poller = edge.poller
 
-            def on_readable() -> None:
-                ours.recv(100)
-                for exchange in api.seen:
-                    exchange.respond(echo(exchange))
+            def on_event(mask: int) -> None:
+                if mask & READABLE:
+                    ours.recv(100)
+                    for exchange in api.seen:
+                        exchange.respond(echo(exchange))
+                if mask & WRITABLE:
+                    written.append(True)
+                    poller.modify(ours.fileno(), READABLE)
 
-            def on_writable() -> None:
-                written.append(True)
-                poller.want_writable(ours.fileno(), False)
-
-            poller.register(ours.fileno(), on_readable, on_writable)
+            poller.register(ours.fileno(), READABLE, on_event)
             client = await connect(edge)
             await client.send(get("/v0/a") + get("/v0/b"))
             await eventually(lambda: len(api.seen) == 2)
@@ -680,7 +681,7 @@ async def test_a_link_in_the_poller_is_read_in_a_turn_and_its_answers_leave_with
             theirs.send(b"answers")
             assert [(await client.answer()).body for _ in range(2)] == [b"GET /v0/a  ", b"GET /v0/b  "]
             assert api.flushes == flushes + 1
-            poller.want_writable(ours.fileno(), True)
+            poller.modify(ours.fileno(), READABLE | WRITABLE)
             await eventually(lambda: written == [True])
             poller.unregister(ours.fileno())
 

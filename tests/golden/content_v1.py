@@ -1,4 +1,4 @@
-"""What the golden files of format 1 say, in plain values. Never changed, like the files themselves."""
+"""What the golden files of format 1 say, in plain values. Like the files, only added to."""
 
 from __future__ import annotations
 
@@ -86,6 +86,24 @@ CONTROLS: list[tuple[int, Control]] = [
     (7, TopicDeleted()),
     (0, FileEnded()),
 ]
+
+IMPORT_WAL_HEADER = FileHeader(3, 3, NOW_MS)
+IMPORTED = SnapTopic(
+    id=11,
+    name="moved",
+    epoch=4,
+    config={"durability": "disk"},
+    lsn=0,
+    head=20,
+    reserve=1044,
+    ts=NOW_MS,
+    floor=3,
+    reason=None,
+    first=4,
+    count=17,
+    json_bytes=999,
+    sealed=(SealedRun(5, 4, 20, 17, 999, NOW_MS),),
+)
 
 # (topic id, name, epoch) and the records of each of its blocks, in the order of the file
 SEGMENT_TOPICS: list[tuple[tuple[int, str, int], list[list[Record]]]] = [

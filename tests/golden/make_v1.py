@@ -1,6 +1,7 @@
 """Writes the golden files of format 1: `python -m tests.golden.make_v1`.
 
-It ran once. A file that exists is never written again: if it no longer opens, the reader is wrong.
+Only files that are absent are written. One that exists is never written again: if it no longer opens,
+the reader is wrong.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from shared.manifest import encode_manifest
 from shared.record_assembler import RecordAssembler
 from shared.segment_writer import SegmentBuilder, SegmentTopic
 from shared.snapshot_format import SnapshotEncoder
-from shared.snapshot_items import SnapBegin, SnapEnd, SnapSegments
+from shared.snapshot_items import SnapBegin, SnapEnd, SnapSegments, encode_topic
 from shared.wal_format import FLAG_EXTRA, build_append_body, encode_extra, encode_wal_header, lsn_of
 from tests.golden import content_v1 as content
 from tests.golden.content_v1 import Record
@@ -70,6 +71,15 @@ def make_wal() -> bytes:
     return file + bytes(256)
 
 
+def make_import_wal() -> bytes:
+    """Topics moving between shards came after the other files had been committed."""
+    header, imported = content.IMPORT_WAL_HEADER, content.IMPORTED
+    file = encode_wal_header(header)
+    lsn = lsn_of(header.number, len(file))
+    file += build_frame(Kind.TOPIC_IMPORT, 0, lsn, imported.id, content.NOW_MS, encode_topic(imported))
+    return file + build_frame(Kind.FILE_END, 0, lsn_of(header.number, len(file)), 0, content.NOW_MS, b"")
+
+
 def make_segment() -> bytes:
     header = content.SEGMENT_HEADER
     builder = SegmentBuilder(header.shard, header.number, header.created_ms)
@@ -104,15 +114,18 @@ def main() -> None:
     FOLDER.mkdir(exist_ok=True)
     files = {
         "0000000002.wal": make_wal(),
+        "0000000003.wal": make_import_wal(),
         "0000000005.seg": make_segment(),
         "0000000004.snap": make_snapshot(),
         "manifest-0000000006": encode_manifest(content.MANIFEST),
     }
-    existing = [name for name in files if (FOLDER / name).exists()]
-    if existing:
-        sys.exit(f"golden files are never overwritten: {', '.join(existing)}")
-    for name, file in files.items():
-        (FOLDER / name).write_bytes(file)
+    absent = [name for name in files if not (FOLDER / name).exists()]
+    if not absent:
+        sys.exit("all golden files exist, and golden files are never overwritten")
+    for name in absent:
+        # Exclusive: the check above must not be all that stands between a rerun and an old file.
+        with (FOLDER / name).open("xb") as out:
+            out.write(files[name])
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from shared.manifest import decode_manifest, manifest_checksum
 from shared.segment_reader import read_header, read_index, read_terms, read_trailer
 from shared.segment_scan import iter_records, verify_segment
 from shared.snapshot_format import read_snapshot, read_snapshot_header
+from shared.snapshot_items import decode_topic
 from shared.wal_format import AppendView, decode_append, decode_wal_header, lsn_of
 from tests.golden import content_v1 as content
 from tests.golden import make_v1
@@ -21,6 +22,7 @@ from tests.support.format_samples import pread_of
 
 FOLDER = Path(__file__).parent / "v1"
 WAL = (FOLDER / "0000000002.wal").read_bytes()
+IMPORT_WAL = (FOLDER / "0000000003.wal").read_bytes()
 SEGMENT = (FOLDER / "0000000005.seg").read_bytes()
 SNAPSHOT = (FOLDER / "0000000004.snap").read_bytes()
 MANIFEST = (FOLDER / "manifest-0000000006").read_bytes()
@@ -47,12 +49,13 @@ def records_of(view: AppendView, ts: int) -> list[Record]:
 
 
 def test_the_files_are_the_ones_that_were_committed() -> None:
-    found = [manifest_checksum(file) for file in (WAL, SEGMENT, SNAPSHOT, MANIFEST)]
+    found = [manifest_checksum(file) for file in (WAL, SEGMENT, SNAPSHOT, MANIFEST, IMPORT_WAL)]
     assert [f"{checksum:016x}" for checksum in found] == [
         "29de8b2bf6d1adae",
         "9daf2e77edad9d5a",
         "b3a61c5df143aad0",
         "5eeab371b20fdfca",
+        "e08ae3b879f43956",
     ]
 
 
@@ -73,6 +76,15 @@ def test_the_log_file_holds_every_kind_of_control_frame() -> None:
     assert [(frame.topic_id, decode_control(frame)) for frame in controls] == content.CONTROLS
     # Kinds may be added to the format, so this names those of its first day.
     assert {frame.kind for frame in controls} == set(range(2, 13))
+
+
+def test_the_second_log_file_holds_an_imported_topic() -> None:
+    assert decode_wal_header(IMPORT_WAL) == content.IMPORT_WAL_HEADER
+    frame, end, stop = scan_frames(pread_of(IMPORT_WAL), 64, len(IMPORT_WAL), lsn_of(3, 0))
+    assert isinstance(frame, Frame) and isinstance(end, Frame)
+    assert (frame.kind, frame.topic_id) == (Kind.TOPIC_IMPORT, content.IMPORTED.id)
+    assert (end.kind, stop) == (Kind.FILE_END, Stop(len(IMPORT_WAL), End()))
+    assert decode_topic(frame) == content.IMPORTED
 
 
 def test_the_segment_opens() -> None:

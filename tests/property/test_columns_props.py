@@ -9,9 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.columns import COLUMNS_MASK, FIELDS, Columns, encode_columns
+from shared.columns import (
+    COLUMN_ENDS,
+    COLUMN_FLAGS,
+    COLUMN_TAG,
+    COLUMNS_MASK,
+    FIELDS,
+    Columns,
+    encode_columns,
+)
 from shared.format_errors import BadBytes
-from shared.int_arrays import shift_u32
+from shared.int_arrays import dump, shift_u32
 from shared.record_assembler import RecordAssembler
 from tests.support.format_samples import ROW_LISTS, Batch, Row, batch_lists, every_flip, make_batch
 
@@ -154,3 +162,14 @@ def test_blocks_assemble_like_the_batches_they_came_from(batches: list[Batch], d
         if lo < hi:
             again.add_block(memoryview(records.json), columns, lo, hi, seqs, times)
     assert again.finish() == records
+
+
+def test_an_absent_value_with_bytes_is_refused() -> None:
+    # Two ends, flags: the first has a tag, the second none; but the second's tag ends two bytes further.
+    json = b"{},{},"
+    tags = dump(array("I", [1, 3])) + b"abc"
+    buffer = dump(array("I", [3, 6])) + b"\2\0" + tags
+    columns = Columns(COLUMN_ENDS | COLUMN_FLAGS | COLUMN_TAG, 2, len(json), memoryview(buffer))
+    assert columns.tag(0) == b"a"
+    with pytest.raises(BadBytes, match="absent tag"):
+        columns.values("tag")

@@ -105,7 +105,7 @@ def test_w17_a_frame_at_another_place_is_refused(lsn: int, place: int) -> None:
     assert isinstance(decode_frame(frame, 0, place), Frame if lsn == place else BadFrame)
 
 
-@pytest.mark.parametrize(("at", "value"), [(9, 2), (9, 255), (8, 13), (8, 16), (8, 31), (8, 255)])
+@pytest.mark.parametrize(("at", "value"), [(9, 2), (9, 255), (8, 99), (8, 200), (8, 255)])
 def test_w22_an_intact_frame_of_a_newer_writer_is_refused_by_name(at: int, value: int) -> None:
     frame = resealed(build_frame(Kind.APPEND, 0, BASE + 64, 9, 77, b"body"), at, value)
     with pytest.raises(NewerVersion) as caught:

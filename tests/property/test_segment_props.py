@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import tracemalloc
 
 import pytest
 from hypothesis import given, settings
@@ -32,7 +33,7 @@ from shared.segment_reader import (
 from shared.segment_scan import Finding, iter_records, verify_segment
 from shared.segment_terms import Terms, decode_trailer, encode_terms
 from shared.segment_writer import SegmentBuilder, SegmentTopic
-from shared.zstd_part import compress
+from shared.zstd_part import compress, decompress
 from tests.support.format_samples import (
     Batch,
     Row,
@@ -393,3 +394,35 @@ def test_terms_are_two_ascending_columns(entries: list[tuple[int, int]]) -> None
     stored = encode_terms(entries)
     assert Terms(stored).count == len(entries)
     assert len(stored) == 8 + 12 * len(entries)
+
+
+def test_a_glob_finds_blocks_by_the_range_of_their_values() -> None:
+    blocks = [
+        (SegmentTopic(1, "a", 1), [make_batch(1, 1000, [Row(tag=b"alpha"), Row(tag=b"beta")])]),
+        (SegmentTopic(1, "a", 1), [make_batch(9, 1000, [Row(tag=b"delta")])]),
+        (SegmentTopic(1, "a", 1), [make_batch(20, 1000, [Row(key=b"alpha")])]),
+    ]
+    content, _ = make_segment(blocks)
+    index = read_index(pread_of(content), read_trailer(pread_of(content), len(content)))
+    expected = {b"al": [0], b"b": [0], b"alz": [0], b"de": [1], b"c": [], b"aa": [], b"e": [], b"": [0, 1]}
+    assert {prefix: index.glob_blocks(1, "tag", prefix) for prefix in expected} == expected
+
+
+def test_any_flipped_bit_of_the_terms_is_refused() -> None:
+    content, _ = make_segment(SMALL)
+    trailer = read_trailer(pread_of(content), len(content))
+    assert read_terms(pread_of(content), trailer).count == 2
+    for bit in range(trailer.terms_at * 8, trailer.index_at * 8):
+        with pytest.raises(BadBytes, match="terms checksum"):
+            read_terms(pread_of(flip(content, bit)), trailer)
+
+
+def test_a_compressed_part_that_is_larger_than_stated_takes_no_memory() -> None:
+    bomb = compress(bytes(64 << 20))
+    tracemalloc.start()
+    try:
+        with pytest.raises(BadBytes):
+            decompress(bomb, 10)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()

@@ -13,7 +13,7 @@ from shared.cbor_body import dump_map
 from shared.control_frames import Hole
 from shared.file_header import SNAPSHOT_MAGIC, FileHeader, encode_file_header
 from shared.format_errors import BadBytes, FormatError
-from shared.frame import Kind, build_frame
+from shared.frame import Frame, Kind, build_frame, decode_frame
 from shared.snapshot_format import SnapshotEncoder, read_snapshot, read_snapshot_header
 from shared.snapshot_items import (
     DedupeEntry,
@@ -25,6 +25,8 @@ from shared.snapshot_items import (
     SnapSegment,
     SnapSegments,
     SnapTopic,
+    decode_topic,
+    encode_topic,
 )
 from tests.support.format_samples import U32, U64, flip, pread_of
 
@@ -115,6 +117,22 @@ def test_a_snapshot_reads_back_as_it_was_written(topics: list[SnapTopic]) -> Non
     content, items = make_snapshot(topics)
     assert read(content) == items
     assert read_snapshot_header(pread_of(content)) == HEADER
+
+
+@given(TOPICS)
+def test_an_imported_topic_reads_back_as_it_was_written(topic: SnapTopic) -> None:
+    raw = build_frame(Kind.TOPIC_IMPORT, 0, 64, topic.id, 77, encode_topic(topic))
+    frame = decode_frame(memoryview(raw), 0, 64)
+    assert isinstance(frame, Frame)
+    assert decode_topic(frame) == topic
+
+
+@given(st.binary(max_size=60))
+def test_a_garbage_import_raises_only_bad_bytes(garbage: bytes) -> None:
+    frame = decode_frame(memoryview(build_frame(Kind.TOPIC_IMPORT, 0, 64, 1, 77, garbage)), 0, 64)
+    assert isinstance(frame, Frame)
+    with pytest.raises(BadBytes):
+        decode_topic(frame)
 
 
 def test_s03_any_flipped_bit_of_a_snapshot_is_refused() -> None:

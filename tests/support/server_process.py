@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -69,9 +69,13 @@ class ServerProcess:
             "TOPICS_WAL_SHARDS": "2",
             "TOPICS_DRAIN_TIMEOUT_MS": "5000",
         }
+        command = ["-m", "tests.support.server_process", json.dumps(everything)]
+        self._launch(command, settings | dict(env or {}))
+
+    def _launch(self, arguments: Sequence[str], env: Mapping[str, str]) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.server_process", json.dumps(everything)],
-            env=environment(settings | dict(env or {})),
+            [sys.executable, *arguments],
+            env=environment(env),
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

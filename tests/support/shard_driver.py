@@ -13,16 +13,17 @@ Everything runs in the calling thread. Background jobs can be held between their
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
+from unittest.mock import patch
 
-from shard_worker.disk.wal import wal_file_name
+from shard_worker.disk.wal import SyncJob, wal_file_name
 from shard_worker.maintenance import Job
 from shard_worker.request import Extents, Request
 from shard_worker.shard import Shard
 from shared.errors import DataDamage
-from shared.limits import SNAPSHOT_EVERY_WAL_BYTES
 from shared.settings import Settings
 from shared.wire import Op, decode_list_body
 from tests.support.fake_disk import FakeDisk, Keep
@@ -128,7 +129,10 @@ class ShardDriver:
             },
         )
         self.wal_file_bytes = wal_file_bytes
+        self.after_sync: Callable[[], None] = lambda: None  # called when a sync has reached the disk
         self._last_id = 0
+        self._sync_job: SyncJob | None = None
+        self._sync_ran = False
         self.shard: Shard
         self._sink: _Sink
         if open:
@@ -139,6 +143,7 @@ class ShardDriver:
     def reopen(self) -> None:
         """Recover from the files; whatever was in flight is forgotten, as with a process that died."""
         self._sink = _Sink(self._read_extent)
+        self._sync_job = None
         self.shard = Shard.open(
             self.disk,
             self.settings,
@@ -184,10 +189,37 @@ class ShardDriver:
 
     def sync(self) -> None:
         """Commit, and make everything written so far durable."""
-        self.engine.sync_now()
+        self.finish_sync()
+        self.begin_sync()
+        self.finish_sync()
+
+    def begin_sync(self, *, run: bool = False) -> None:
+        """Commit and start a sync; `run`: it has reached the disk already, but nobody has heard of it."""
+        self.finish_sync()
+        self.commit()
+        self._sync_job = self.engine.begin_sync()
+        self._sync_ran = run
+        if run:
+            self._run_sync()
+
+    def _run_sync(self) -> None:
+        assert self._sync_job is not None
+        self._sync_job.run()
+        self._sync_ran = True
+        self.after_sync()
+
+    def finish_sync(self) -> None:
+        """Finish the sync that is under way, if any."""
+        if self._sync_job is None:
+            return
+        if not self._sync_ran:
+            self._run_sync()
+        job, self._sync_job = self._sync_job, None
+        self.engine.finish_sync(job)
 
     def settle(self) -> None:
         """Until nothing is in flight."""
+        self.finish_sync()
         self.commit()
         if not self.engine.commits.idle:
             self.sync()
@@ -341,6 +373,20 @@ class ShardDriver:
         assert len(found) == length, f"extent [{file_no}, {offset}, {length}] lies outside its file"
         return found
 
-    def make_snapshot_due(self) -> None:
-        """So that the next free `next_job` begins one."""
-        self.shard.maintenance._bytes_at_snapshot -= SNAPSHOT_EVERY_WAL_BYTES
+
+@contextmanager
+def small_limits() -> Iterator[None]:
+    """Limits so low that a handful of records meets them: extents, blocks, scans, reservations, log files."""
+    with ExitStack() as stack:
+        for place, value in (
+            ("core.reading.SENDFILE_MIN_BYTES", 150),
+            ("core.reading.EXTENTS_MAX_PER_ANSWER", 4),
+            ("core.reading.READ_SCAN_MAX_RECORDS", 6),
+            ("core.hot_index._CUT_AT", 4),
+            ("core.hot_terms._MIN_SLACK", 4),
+            ("commit.SEQ_RESERVE_MIN", 6),
+            ("disk.sealing.BLOCK_TARGET_BYTES", 250),
+            ("maintenance.WAL_MAX_FILES_BEFORE_SEAL", 3),
+        ):
+            stack.enter_context(patch(f"shard_worker.{place}", value))
+        yield
