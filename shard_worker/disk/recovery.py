@@ -7,26 +7,32 @@ else is damage, which is reported and stepped over, and leaves the shard read-on
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from shard_worker.core.replay import replay_frame
 from shard_worker.core.shard_state import ShardState
+from shard_worker.core.topic import Topic
 from shard_worker.disk.quarantine import quarantine_copy, quarantine_file
 from shard_worker.disk.record_store import RecordStore, segment_number
 from shard_worker.disk.snapshots import SnapshotInfo, load_newest
 from shard_worker.disk.wal import Wal, wal_file_name, wal_file_number
-from shared.control_frames import Session, Synced, decode_control
+from shared.control_frames import Synced, decode_control
 from shared.errors import CorruptFrame, CorruptSnapshot, DataDamage, FormatTooNew
 from shared.file_header import FILE_HEADER_BYTES
 from shared.format_errors import BadBytes, NewerVersion
-from shared.frame import Blank, Frame, Kind
+from shared.frame import FRAME_MIN_BYTES, Blank, Frame, Kind, decode_frame
 from shared.frame_scan import End, Stop, Torn, find_valid_frame, is_blank, scan_frames
 from shared.io.durable_fs import File, FileSystem
 from shared.settings import Settings
-from shared.wal_format import decode_wal_header, lsn_of, split_lsn
+from shared.wal_format import JSON_OFFSET, decode_wal_header, lsn_of, split_lsn
 
 Progress = Callable[[float], None]
+
+_REWRITE_BYTES = 4 << 20
+_FIRST_GROUP_BYTES = 4096
+"""A shard's first start writes less than this before its first sync."""
 
 
 @dataclass(slots=True)
@@ -118,6 +124,7 @@ def recover(
     store.verified_from = start
     replay.open_files(numbers)
     end = replay.run(start)
+    synced = replay.synced
     if snapshot is not None and end < snapshot.end:
         report.damage.append(
             CorruptSnapshot(
@@ -125,9 +132,16 @@ def recover(
                 reason=f"the log ends at {end:#x}, but snapshot {snapshot.number} was taken at {snapshot.end:#x}",
             )
         )
+        # The snapshot speaks of positions behind the end: they must never hold anything else.
+        end = lsn_of(split_lsn(snapshot.end)[0] + 1, FILE_HEADER_BYTES)
     clean = snapshot is not None and snapshot.clean and end == snapshot.end
-    replay.resume(end, now_ms)
     replay.name_what_damage_cost()
+    if report.damage:
+        # The snapshot may point into what replay stepped over: look at every batch before it is served.
+        store.verified_from = end
+    else:
+        replay.rewrite(synced, end)
+    wal.resume(replay.files, end, synced=synced, now_ms=now_ms)
     return Recovered(state, wal, store, snapshot, clean, report)
 
 
@@ -158,9 +172,9 @@ class _Replay:
         self._report = report
         self._progress = progress
         self._files: dict[int, File] = {}
-        self._suspects: list[
-            tuple[str, int, str, int, int]
-        ] = []  # path, offset, reason, topic id, head before
+        self._headless: dict[int, str] = {}  # files whose header is unreadable, and why
+        self._suspects: list[_Suspect] = []
+        self.synced = 0  # everything below was synced by an earlier process
 
     # --- files ------------------------------------------------------------------------------------------
 
@@ -181,6 +195,13 @@ class _Replay:
         if first > wanted:
             missing = wal_file_name(max(number for number in range(wanted, first) if number not in numbers))
             raise CorruptFrame(path=f"{self._paths.wal}/{missing}", reason="this log file is missing")
+        if snapshot is not None:
+            self.synced = snapshot.end
+            newest = split_lsn(snapshot.end)[0]
+            if numbers[-1] < newest:
+                raise CorruptFrame(
+                    path=f"{self._paths.wal}/{wal_file_name(newest)}", reason="this log file is missing"
+                )
         for number in (number for number in numbers if number < first):
             quarantine_file(self._fs, f"{self._paths.wal}/{wal_file_name(number)}", self._paths.quarantine)
             self._report.notes.append(f"log file {number} had been trimmed and was back: moved to quarantine")
@@ -198,15 +219,10 @@ class _Replay:
             except NewerVersion as err:
                 raise FormatTooNew(path=path, needed_version=err.found, supported_version=err.known) from err
             except BadBytes as err:
-                if number == numbers[-1] and self._first_valid(number, file, FILE_HEADER_BYTES) is None:
-                    # Created in the last moments before a power cut: the name survived, the content did not.
-                    file.close()
-                    quarantine_file(self._fs, path, self._paths.quarantine)
-                    self._report.notes.append(f"log file {number} was never written: moved to quarantine")
-                    if number == numbers[0]:
-                        raise CorruptFrame(path=path, reason=str(err)) from err
-                    break
-                raise CorruptFrame(path=path, offset=err.offset, reason=str(err)) from err
+                # What is known of syncs when replay comes here decides whether this is a torn tail.
+                self._headless[number] = str(err)
+                self._files[number] = file
+                continue
             if header.number != number or header.shard != self._shard:
                 raise CorruptFrame(
                     path=path,
@@ -214,6 +230,10 @@ class _Replay:
                 )
             self._files[number] = file
         self._wal.files = self._files
+
+    @property
+    def files(self) -> dict[int, File]:
+        return self._files
 
     def _first_valid(self, number: int, file: File, start: int) -> int | None:
         return find_valid_frame(file.pread, start, file.size(), lsn_of(number, 0))
@@ -223,10 +243,15 @@ class _Replay:
     def run(self, start: int) -> int:
         """Apply everything from `start`; returns the lsn where the log goes on."""
         number, offset = split_lsn(start)
+        for headless in [at for at in self._headless if at < number]:
+            raise self._bad_header(headless)
         total = sum(file.size() for at, file in self._files.items() if at >= number) or 1
         done = 0
         while number in self._files:
             file = self._files[number]
+            if number in self._headless:
+                self._drop_headless(number)
+                return lsn_of(number, FILE_HEADER_BYTES)
             stop = self._replay_file(number, file, offset, done, total)
             done += file.size()
             if isinstance(stop.verdict, End) and self._ended(file, stop.offset):
@@ -249,6 +274,8 @@ class _Replay:
             offset = found.end
             try:
                 replay_frame(self._state, found)
+                if found.kind == Kind.SYNCED:
+                    self.synced = max(self.synced, _synced_upto(found))
             except BadBytes as err:
                 self._suspect(number, found.lsn & 0xFFFFFFFF, str(err), found.topic_id)
             except DataDamage as err:
@@ -268,8 +295,10 @@ class _Replay:
 
     def _ended(self, file: File, offset: int) -> bool:
         """Did the file end with its FILE_END frame, and not just with its last byte?"""
-        tail = file.pread(48, offset - 48)
-        return len(tail) == 48 and tail[8] == Kind.FILE_END
+        at = offset - FRAME_MIN_BYTES
+        number = wal_file_number(file.path.rpartition("/")[2]) or 0
+        found = decode_frame(memoryview(file.pread(FRAME_MIN_BYTES, at)), 0, lsn_of(number, at))
+        return isinstance(found, Frame) and found.kind == Kind.FILE_END
 
     # --- where the log stops ----------------------------------------------------------------------------
 
@@ -303,10 +332,8 @@ class _Replay:
                 if isinstance(found, Stop):
                     offset = found.offset
                     break
-                if found.kind in (Kind.SYNCED, Kind.SESSION):
-                    fact = decode_control(found)
-                    if isinstance(fact, Session) or (isinstance(fact, Synced) and fact.lsn > gap):
-                        return True
+                if found.kind == Kind.SYNCED and _synced_upto(found) > gap:
+                    return True
             following = self._next_valid(number, offset)
             if following is None:
                 return False
@@ -324,43 +351,102 @@ class _Replay:
             file.sync_data()
             what = "unsynced frames out of order" if unsynced else _what(stop)
             self._report.notes.append(f"torn tail of log file {number} at byte {stop.offset}: {what}")
-        for later in sorted(at for at in self._files if at > number):
+        self._drop_files_from(number + 1, "lies behind the torn tail")
+
+    def _drop_files_from(self, first: int, why: str) -> None:
+        # The newest first: killed in between, no file is missing in the middle.
+        for later in sorted((at for at in self._files if at >= first), reverse=True):
             dropped = self._files.pop(later)
             dropped.close()
             quarantine_file(self._fs, dropped.path, self._paths.quarantine)
-            self._report.notes.append(f"log file {later} lies behind the torn tail: moved to quarantine")
+            self._report.notes.append(f"log file {later} {why}: moved to quarantine")
+
+    def _drop_headless(self, number: int) -> None:
+        """A file whose header never reached the disk ends the log like a torn tail; any other one is damage."""
+        later = self._next_valid(number, 0)
+        first = number == min(self._files)
+        if later is None:
+            lost = first and not self._never_begun(number)
+        else:
+            lost = self._was_synced(lsn_of(number, 0), later)
+        if lost:
+            raise self._bad_header(number)
+        self._drop_files_from(number, "was never synced")
+
+    def _never_begun(self, number: int) -> bool:
+        """The first file of a shard that was cut off in its first start, before anyone was served."""
+        file = self._files[number]
+        return number == 1 and is_blank(file.pread, _FIRST_GROUP_BYTES, file.size())
+
+    def _bad_header(self, number: int) -> CorruptFrame:
+        return CorruptFrame(path=self._files[number].path, offset=0, reason=self._headless[number])
 
     def _suspect(self, number: int, offset: int, reason: str, topic_id: int) -> None:
         topic = self._state.catalog.by_id.get(topic_id)
         head = topic.head if topic is not None else 0
-        self._suspects.append((self._files[number].path, offset, reason, topic_id, head))
+        lsn = lsn_of(number, offset)
+        self._suspects.append(_Suspect(self._files[number].path, lsn, reason, topic_id, head))
 
     def name_what_damage_cost(self) -> None:
         """Turn suspects into findings, now that the seqs behind them are known."""
-        for path, offset, reason, topic_id, head in self._suspects:
-            topic = self._state.catalog.by_id.get(topic_id)
-            hole = None
+        for suspect in self._suspects:
+            topic = self._state.catalog.by_id.get(suspect.topic_id)
+            first = last = None
             if topic is not None:
-                hole = next((hole for hole in topic.holes if hole.first == head + 1), None)
+                first, last = suspect.seqs(topic)
             self._report.damage.append(
                 CorruptFrame(
-                    path=path,
-                    offset=offset,
-                    reason=reason,
+                    path=suspect.path,
+                    offset=split_lsn(suspect.lsn)[1],
+                    reason=suspect.reason,
                     topic=topic.name if topic is not None else None,
-                    first_seq=head + 1 if topic is not None else None,
-                    last_seq=hole.last if hole is not None else None,
+                    first_seq=first,
+                    last_seq=last,
                 )
             )
 
-    def resume(self, end: int, now_ms: int) -> None:
-        """Make the log ready to be written behind `end`."""
-        number, _ = split_lsn(end)
-        if number in self._files:
-            self._wal.resume(self._files, end)
-        else:
-            self._wal.files = self._files
-            self._wal.start(number, now_ms)
+    def rewrite(self, synced: int, end: int) -> None:
+        """Write what nobody has synced once more, if it was read from the page cache of a process that died.
+
+        Its last sync may have failed. The kernel then takes the pages for clean: they can be read, the next sync
+        does not write them, and a power cut would take them from under everything that comes behind.
+        """
+        if self._state.boot_id != self._fs.boot_id():
+            return
+        first, offset = split_lsn(synced)
+        last, stop = split_lsn(end)
+        for number in sorted(at for at in self._files if first <= at <= last):
+            file = self._files[number]
+            at = offset if number == first else 0
+            until = stop if number == last else file.size()
+            while at < until and (chunk := file.pread(min(_REWRITE_BYTES, until - at), at)):
+                at += file.pwritev([chunk], at)
+
+
+@dataclass(frozen=True, slots=True)
+class _Suspect:
+    """An unreadable place in the log, and what was known when replay came there."""
+
+    path: str
+    lsn: int
+    reason: str
+    topic_id: int  # as the frame claims
+    head: int  # of that topic
+
+    def seqs(self, topic: Topic) -> tuple[int, int | None]:
+        """What was lost: what a snapshot has of the batch, or else the seqs that turned out to be missing."""
+        held = topic.hot.lsn
+        index = bisect_left(held, self.lsn + JSON_OFFSET, topic.hot.start)
+        if index < len(held) and held[index] == self.lsn + JSON_OFFSET:
+            entry = topic.hot.entry(index)
+            return entry.first, entry.last
+        hole = next((hole for hole in topic.holes if hole.first == self.head + 1), None)
+        return self.head + 1, hole.last if hole is not None else None
+
+
+def _synced_upto(frame: Frame) -> int:
+    fact = decode_control(frame)
+    return fact.lsn if isinstance(fact, Synced) else 0
 
 
 def _what(stop: Stop) -> str:

@@ -91,17 +91,25 @@ class Wal:
     # --- opening ----------------------------------------------------------------------------------------
 
     def start(self, file_no: int, now_ms: int) -> None:
-        """Begin an empty log."""
+        """Begin a new file; what it holds counts as synced only after the next sync, its header included."""
         self._create(file_no, now_ms)
         self._file_no, self._offset = file_no, FILE_HEADER_BYTES
-        self.synced = self.end
 
-    def resume(self, files: dict[int, File], end: int) -> None:
-        """Go on behind `end`, the end of what recovery found."""
+    def resume(self, files: dict[int, File], end: int, *, synced: int, now_ms: int) -> None:
+        """Go on behind `end`, the end of what recovery found, with all of it on disk for good.
+
+        A process that was killed may have left any file from that of `synced` on in the page cache only.
+        """
         self.files = files
-        self._file_no, self._offset = split_lsn(end)
-        self._dirty[self._file_no] = files[self._file_no]
+        first_dirty, _ = split_lsn(synced)
+        self._dirty = {number: file for number, file in files.items() if number >= first_dirty}
         self._directory_dirty = True
+        self._file_no, self._offset = split_lsn(end)
+        if self._file_no not in files:
+            self.start(self._file_no, now_ms)
+        job = self.begin_sync()
+        job.run()
+        self.finish_sync(job)
 
     @property
     def end(self) -> int:

@@ -37,7 +37,9 @@ class Rec:
     key: str | None = None
     meta: str | None = None
 
-    def text(self, *, include_tags: bool = False, include_keys: bool = False, include_meta: bool = True) -> str:
+    def text(
+        self, *, include_tags: bool = False, include_keys: bool = False, include_meta: bool = True
+    ) -> str:
         parts = [f'"$seq":{self.seq}', f'"$ts":{self.ts}']
         if include_tags and self.tag is not None:
             parts.append(f'"$tag":{_quoted(self.tag)}')
@@ -105,7 +107,9 @@ class TopicModel:
         self.live.update({rec.seq: rec for rec in recs})
         if idem is not None:
             window_ms = self.config["idempotency_window_ms"]
-            self.dedupe = {key: held for key, held in self.dedupe.items() if self.last_ts - held[2] <= window_ms}
+            self.dedupe = {
+                key: held for key, held in self.dedupe.items() if self.last_ts - held[2] <= window_ms
+            }
             self.dedupe.pop(idem, None)
             self.dedupe[idem] = (recs[0].seq, len(recs), self.last_ts)
         self.hold_caps()

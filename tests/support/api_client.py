@@ -72,9 +72,7 @@ class ApiClient:
         document: Json = answer.json()
         return document
 
-    def fails(
-        self, status: int, code: str, method: str, path: str, body: object = None, **more: Any
-    ) -> Json:
+    def fails(self, status: int, code: str, method: str, path: str, body: object = None, **more: Any) -> Json:
         """The `error` of a refused request."""
         answer = self.send(method, path, body, **more)
         error: Json = answer.json().get("error", {}) if answer.content else {}

@@ -337,5 +337,3 @@ def crash_points(
             continue
         assert step > 1, "nothing was written at all"
         return
-
-
