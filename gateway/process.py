@@ -10,6 +10,7 @@ from importlib.metadata import version
 import trio
 
 from gateway.edge import Edge, EdgeOptions
+from gateway.full_lane.pages import register_pages
 from gateway.io.shard_pool import ShardPool
 from gateway.io.supervisor_feed import SupervisorFeed
 from gateway.service import Api
@@ -40,7 +41,7 @@ async def run_gateway(channel: ChildChannel, boot: Boot) -> None:
     api = Api(settings, shards, version=release)
     feed = SupervisorFeed(boot.shards, on_keys=api.replace_keys)
     api.replay = feed
-    edge = Edge(api, edge_options(settings))
+    edge = Edge(api, edge_options(settings), registrations=[register_pages(api)])
     listeners = [socket.socket(fileno=fd) for fd in boot.listen_fds]
     async with trio.open_nursery() as nursery:
         nursery.start_soon(channel.heartbeat)

@@ -77,7 +77,7 @@ class Engine:
         self._configs: dict[Topic, TopicConfig] = {}  # configurations that wait for their sync
         self._polls = LongPolls()
         self.counters = EngineCounters()
-        self.on_changed: Callable[[Topic], None] = lambda topic: None
+        self.on_changed: list[Callable[[Topic], None]] = []  # told of each topic that changed in a turn
         self._handlers: dict[int, Callable[[Request], None]] = {
             Op.APPEND: self._append,
             Op.READ: self._read,
@@ -350,15 +350,26 @@ class Engine:
         view = view_of(wanted, self.settings)
         topic = self._visible(request)
         now_ms = self.now_ms()
-        topic.last_read_ts = now_ms
-        result = self.read(topic, wanted.from_seq, view, now_ms, extents=request.option("inline") is not True)
+        if request.option("touch") is not False:
+            topic.last_read_ts = now_ms
+        upto = request.option("upto")
+        result = self.read(
+            topic,
+            wanted.from_seq,
+            view,
+            now_ms,
+            extents=request.option("inline") is not True,
+            upto=upto if isinstance(upto, int) else None,
+        )
         wait_ms = min(wanted.wait_ms, WAIT_MAX_MS)
         if wait_ms and not result.delivered and not result.tombstone and result.next_from == topic.head:
             self._polls.add(Waiting(request, topic, view, result, now_ms + wait_ms))
             return
         self._answer_read(request, topic, result)
 
-    def read(self, topic: Topic, from_seq: int, view: View, now_ms: int, *, extents: bool) -> ReadResult:
+    def read(
+        self, topic: Topic, from_seq: int, view: View, now_ms: int, *, extents: bool, upto: int | None = None
+    ) -> ReadResult:
         floor = topic.floor
         if topic.config.ttl_ms:
             floor = topic.expired_floor(now_ms, self.state.source)
@@ -366,7 +377,7 @@ class Engine:
                 self._stage_expiry(topic, floor, now_ms)
         if view.nodes and not topic.config.dedupe_node:
             view = view._replace(nodes=frozenset())
-        return read(topic, from_seq, view, floor, self.state.source, extents=extents)
+        return read(topic, from_seq, view, floor, self.state.source, extents=extents, upto=upto)
 
     def _stage_expiry(self, topic: Topic, floor: int, now_ms: int) -> None:
         """Write the new floor down: what has expired must not come back when a clock is set back."""
@@ -396,7 +407,8 @@ class Engine:
         if not changed:
             return
         for topic in changed:
-            self.on_changed(topic)
+            for told in self.on_changed:
+                told(topic)
             if topic.waiters:
                 for waiting in self._polls.take(topic):
                     self._retry_poll(waiting, now_ms)

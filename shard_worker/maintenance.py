@@ -7,19 +7,27 @@ kept snapshot names it, so that the older of the two snapshots can always stand 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from shard_worker.core.shard_state import TIER_COLD, TIER_HOT
+from shard_worker.core.shard_state import TIER_COLD, TIER_HOT, SegmentEntry
 from shard_worker.core.topic import Topic
 from shard_worker.disk.cold_tier import RelocateJob, forget_cold_segments
 from shard_worker.disk.record_store import RecordStore, segment_file_name, segment_number
 from shard_worker.disk.recovery import ShardPaths
 from shard_worker.disk.sealing import SealJob, SealPlan, plan_share
-from shard_worker.disk.snapshots import SnapshotInfo, SnapshotJob, SnapshotWriter, remove_old_snapshots
+from shard_worker.disk.snapshots import (
+    SnapshotInfo,
+    SnapshotJob,
+    SnapshotWriter,
+    last_snapshot_number,
+    remove_old_snapshots,
+)
 from shard_worker.engine import Engine
 from shard_worker.pending import PendingControl
 from shared.control_frames import SegmentMoved
-from shared.errors import DataDamage, ReadOnlyShard
+from shared.errors import CorruptSegment, DataDamage, ReadOnlyShard
 from shared.io.durable_fs import File, FileSystem
 from shared.limits import (
     SEAL_PASS_MAX_BYTES,
@@ -60,9 +68,14 @@ class Maintenance:
         self._bytes_at_snapshot = engine.wal.counters.bytes
         self._sweep_ids: list[int] = []
         self._moved: list[tuple[int, int]] = []  # segment, lsn of the frame that must be synced first
+        # Set aside until the next start, so that one damaged batch or file does not hold up all others.
+        self._seal_alone: set[int] = set()
+        self._unsealable: set[int] = set()
+        self._immovable: set[int] = set()
         self.due: dict[Topic, None] = {}
         self.counters = MaintenanceCounters()
-        self._next_snapshot = 1 + (snapshot.number if snapshot is not None else 0)
+        # Behind every file there is: a snapshot that cannot be read must not outlive the ones that can.
+        self._next_snapshot = 1 + last_snapshot_number(fs, paths.snapshots)
         self._remove_orphans()
 
     @property
@@ -71,16 +84,44 @@ class Maintenance:
 
     def _remove_orphans(self) -> None:
         """Segment files that nothing refers to: their sealing was not finished, or they were dropped."""
-        names = self._fs.list_dir(self._paths.segments)
-        for name in names:
+        state = self._engine.state
+        # In a damaged log the very frame that refers to a segment may be the one that is lost.
+        removing = self._engine.commits.read_only is None
+        for name in self._fs.list_dir(self._paths.segments):
             number = segment_number(name)
             if number is None:
                 continue
-            entry = self._engine.state.segments.get(number)
-            if entry is None or entry.tier == TIER_COLD:
-                self._fs.unlink(f"{self._paths.segments}/{name}")
+            entry = state.segments.get(number)
+            if removing and (entry is None or (entry.tier == TIER_COLD and self._is_in_cold_tier(entry))):
+                with self._housekeeping(f"removing {name}"):
+                    self._fs.unlink(f"{self._paths.segments}/{name}")
             # Numbers are never used twice, also not those of files that are gone.
-            self._engine.state.last_segment = max(self._engine.state.last_segment, number)
+            state.last_segment = max(state.last_segment, number)
+
+    def _is_in_cold_tier(self, entry: SegmentEntry) -> bool:
+        """Is the cold copy where the log says? An unmounted directory must not cost the hot one."""
+        if self._paths.cold is None:
+            return False
+        try:
+            file = self._fs.open(f"{self._paths.cold}/data/{segment_file_name(entry.number)}")
+        except OSError:
+            return False
+        try:
+            return file.size() == entry.size
+        finally:
+            file.close()
+
+    @contextmanager
+    def _housekeeping(self, what: str) -> Iterator[None]:
+        """Removing what nobody needs may fail: it is tried again at the next start, and nothing depends on it."""
+        try:
+            yield
+        except (OSError, DataDamage) as err:
+            self._note_failure(what, err)
+
+    def _note_failure(self, what: str, error: Exception) -> None:
+        self.counters.failures += 1
+        self.counters.last_failure = f"{what}: {error}"
 
     # --- deciding ---------------------------------------------------------------------------------------
 
@@ -129,14 +170,13 @@ class Maintenance:
             return None
         self._remove_moved()
         if self._writer is not None:
-            return self._step_snapshot()
+            return self._try_snapshot()
         if len(engine.wal.files) > WAL_MAX_FILES_BEFORE_SEAL:
             self._mark_oldest_file()
         if self.due:
             return self._seal_job()
         if engine.wal.counters.bytes - self._bytes_at_snapshot >= SNAPSHOT_EVERY_WAL_BYTES:
-            self._begin_snapshot()
-            return self._step_snapshot()
+            return self._try_snapshot()
         return self._relocate_job()
 
     def _mark_oldest_file(self) -> None:
@@ -159,10 +199,17 @@ class Maintenance:
         for topic in list(self.due):
             if size >= SEAL_PASS_MAX_BYTES:
                 break
+            alone = topic.id in self._seal_alone
+            if alone and shares:
+                continue
             del self.due[topic]
-            if topic.id in engine.state.catalog.by_id and (share := plan_share(topic)) is not None:
+            if topic.id in self._unsealable or topic.id not in engine.state.catalog.by_id:
+                continue
+            if (share := plan_share(topic)) is not None:
                 shares.append(share)
                 size += topic.hot_bytes
+                if alone:
+                    break
         if not shares:
             return None
         engine.state.last_segment += 1
@@ -192,6 +239,24 @@ class Maintenance:
         )
         self._next_snapshot += 1
 
+    def _try_snapshot(self) -> SnapshotJob | None:
+        try:
+            if self._writer is None:
+                self._begin_snapshot()
+            return self._step_snapshot()
+        except OSError as err:
+            self._snapshot_failed(err)
+            return None
+
+    def _snapshot_failed(self, error: OSError | DataDamage) -> None:
+        """The old one stays and the log is not trimmed. Tried again, but not before some more is written."""
+        self._note_failure("snapshot", error)
+        if self._writer is not None:
+            self._writer.abandon()
+            self._writer = None
+        wait_bytes = SNAPSHOT_EVERY_WAL_BYTES // 8
+        self._bytes_at_snapshot = self._engine.wal.counters.bytes + wait_bytes - SNAPSHOT_EVERY_WAL_BYTES
+
     def _step_snapshot(self) -> SnapshotJob | None:
         """A slice of topics; the job itself once all are written."""
         writer, engine = self._writer, self._engine
@@ -212,52 +277,66 @@ class Maintenance:
         return self._writer is not None and not self._writer.completed
 
     def snapshot_now(self, *, clean: bool) -> None:
-        """A whole snapshot at once, at shutdown: nothing may be in flight."""
+        """A whole snapshot at once, at shutdown: nothing may be in flight. Without it the next start replays more."""
         engine = self._engine
         if self._writer is not None:
             self._writer.abandon()
             self._writer = None
         engine.sync_now()
-        self._begin_snapshot()
-        writer = self._writer
-        assert writer is not None
-        while writer.step(clean=clean):
-            pass
-        self._writer = None
-        writer.complete(engine.wal, clean=clean, boot_id=engine.state.boot_id)
-        engine.sync_now()
-        assert engine.wal.synced >= writer.info.end
-        job = writer.job()
-        job.run()
-        self.finish(job)
+        try:
+            self._begin_snapshot()
+            writer = self._writer
+            assert writer is not None
+            while writer.step(clean=clean):
+                pass
+            writer.complete(engine.wal, clean=clean, boot_id=engine.state.boot_id)
+            engine.sync_now()
+            assert engine.wal.synced >= writer.info.end
+            self._writer = None
+            job = writer.job()
+            job.run()
+        except OSError as err:
+            self._snapshot_failed(err)
+        else:
+            self.finish(job)
 
     def _finish_snapshot(self, job: SnapshotJob) -> None:
         engine = self._engine
         self.counters.snapshots += 1
         previous, self._snapshot = self._snapshot, job.info
-        remove_old_snapshots(self._fs, self._paths.snapshots)
+        with self._housekeeping("removing old snapshots"):
+            remove_old_snapshots(self._fs, self._paths.snapshots)
         if previous is None:
             return
         # Two snapshots are kept: what the older one does not need, nobody does.
         gone = engine.wal.trim_below(min(previous.first_file, job.info.first_file))
         self.counters.retired_files.extend(gone)
-        self._drop_segments(previous.dead_segments)
+        with self._housekeeping("removing dead segments"):
+            self._drop_segments(previous.dead_segments)
 
     def _drop_segments(self, numbers: frozenset[int]) -> None:
         segments = self._engine.state.segments
-        dead = [segments.pop(number) for number in sorted(numbers) if number in segments]
-        for entry in dead:
-            assert not entry.runs
-            self._store.forget_segment(entry.number)
+        dead = [segments[number] for number in sorted(numbers) if number in segments]
+        hot = [entry for entry in dead if entry.tier == TIER_HOT]
+        cold = [entry.number for entry in dead if entry.tier == TIER_COLD]
+        for entry in hot:
             path = f"{self._paths.segments}/{segment_file_name(entry.number)}"
             if self._fs.exists(path):
                 self._fs.unlink(path)
-            self.counters.segments_dropped += 1
-        cold = [entry.number for entry in dead if entry.tier == TIER_COLD]
-        if cold and self._paths.cold is not None:
-            forget_cold_segments(self._fs, self._paths.cold, self._engine.shard, cold, self._engine.now_ms())
-        if dead:
+            self._forget_segment(entry.number)
+        if hot:
             self._fs.sync_dir(self._paths.segments)
+        if cold and self._paths.cold is not None:
+            # If the cold tier cannot be reached they stay on the list, and the next snapshot tries again.
+            forget_cold_segments(self._fs, self._paths.cold, self._engine.shard, cold, self._engine.now_ms())
+            for number in cold:
+                self._forget_segment(number)
+
+    def _forget_segment(self, number: int) -> None:
+        entry = self._engine.state.segments.pop(number)
+        assert not entry.runs
+        self._store.forget_segment(number)
+        self.counters.segments_dropped += 1
 
     # --- cold tier --------------------------------------------------------------------------------------
 
@@ -276,7 +355,7 @@ class Maintenance:
             kept_bytes += entry.size
             if kept >= settings.hot_retain_segments or 0 < settings.hot_retain_bytes < kept_bytes:
                 movable.append(entry)
-        moving = {number for number, _ in self._moved}
+        moving = {number for number, _ in self._moved} | self._immovable
         for entry in reversed(movable):
             if entry.number not in moving:
                 source = f"{self._paths.segments}/{segment_file_name(entry.number)}"
@@ -286,9 +365,11 @@ class Maintenance:
         return None
 
     def _finish_relocation(self, job: RelocateJob) -> None:
-        self.counters.relocated += 1
         pending = PendingControl(SegmentMoved(job.entry.number, TIER_COLD), None, self._engine.now_ms())
         self._engine.commit_control(pending)
+        if job.entry.tier != TIER_COLD:
+            return  # the log could not be written, so the hot copy stays in charge
+        self.counters.relocated += 1
         self._store.forget_segment(job.entry.number)
         self._moved.append((job.entry.number, pending.lsn))
 
@@ -296,10 +377,13 @@ class Maintenance:
         """The hot copy goes only when the log durably says where the cold one is."""
         synced = self._engine.wal.synced
         done = [number for number, lsn in self._moved if lsn < synced]
+        if not done:
+            return
+        self._moved = [(number, lsn) for number, lsn in self._moved if number not in done]
         for number in done:
-            self._fs.unlink(f"{self._paths.segments}/{segment_file_name(number)}")
-        if done:
-            self._moved = [(number, lsn) for number, lsn in self._moved if number not in done]
+            with self._housekeeping(f"removing the hot copy of segment {number}"):
+                self._fs.unlink(f"{self._paths.segments}/{segment_file_name(number)}")
+        with self._housekeeping("removing hot copies"):
             self._fs.sync_dir(self._paths.segments)
 
     # --- outcomes ---------------------------------------------------------------------------------------
@@ -315,13 +399,23 @@ class Maintenance:
 
     def failed(self, job: Job, error: OSError | DataDamage) -> None:
         """Nothing is lost: the log still has everything. Tried again later."""
-        self.counters.failures += 1
-        self.counters.last_failure = f"{type(job).__name__}: {error}"
         match job:
             case SealJob():
-                by_id = self._engine.state.catalog.by_id
-                for share in job.plan.shares:
-                    if share.topic.topic_id in by_id:
-                        self.due[by_id[share.topic.topic_id]] = None
-            case SnapshotJob() | RelocateJob():
-                pass
+                self._note_failure("seal", error)
+                self._seal_again(job, damaged=isinstance(error, DataDamage))
+            case SnapshotJob():
+                self._snapshot_failed(error)
+            case RelocateJob():
+                self._note_failure("relocation", error)
+                if isinstance(error, CorruptSegment):
+                    self._immovable.add(job.entry.number)
+
+    def _seal_again(self, job: SealJob, *, damaged: bool) -> None:
+        ids = [share.topic.topic_id for share in job.plan.shares]
+        if damaged:
+            # One of them has a batch that cannot be read: each for itself, then without the one that it was.
+            (self._unsealable if len(ids) == 1 else self._seal_alone).update(ids)
+        by_id = self._engine.state.catalog.by_id
+        for topic_id in ids:
+            if topic_id in by_id and topic_id not in self._unsealable:
+                self.due[by_id[topic_id]] = None

@@ -61,13 +61,15 @@ class Shard:
         )
         _begin_session(engine, recovered, fs.boot_id())
         maintenance = Maintenance(fs, paths, engine, recovered.store, recovered.snapshot)
-        engine.on_changed = maintenance.note_append
+        engine.on_changed.append(maintenance.note_append)
         return cls(engine, maintenance, recovered.store, recovered.report)
 
     def close(self) -> None:
         """Everything synced, a snapshot that a restart begins from. Call it only when nothing is in flight."""
         if self.engine.commits.read_only is None:
             self.maintenance.snapshot_now(clean=True)
+        else:
+            self.engine.sync_now()
         self.engine.wal.close()
         self.store.close()
 
@@ -83,6 +85,9 @@ def _begin_session(engine: Engine, recovered: Recovered, boot_id: str) -> None:
             hole = Hole(topic.head + 1, topic.reserved, REASON_MIXED)
             engine.commits.stage_control(PendingControl(Watermark(hole=hole), topic, now_ms))
             engine.commits.commit(now_ms)
+            # On a full disk the frame was refused. The seqs are taken all the same, and the next write, wherever
+            # it stands in the log, says so again.
+            topic.apply_hole(hole)
         if ephemeral:
             recovered.state.live_bytes -= topic.bytes
             topic.apply_loss(recovered.state.source)

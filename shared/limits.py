@@ -55,7 +55,7 @@ BLOCK_TARGET_BYTES: Final = 512 * KiB
 BLOCK_CACHE_BYTES: Final = 64 * MiB
 """Bytes of decompressed blocks and indexes cached per shard; the default of `cache_bytes`."""
 
-SNAPSHOT_SLICE_TOPICS: Final = 256
+SNAPSHOT_SLICE_TOPICS: Final = 32
 """Topics written to a snapshot per turn, so that a snapshot never stalls the loop."""
 
 SNAPSHOT_EVERY_WAL_BYTES: Final = 256 * MiB
@@ -145,6 +145,9 @@ LINK_UNSENT_MAX_BYTES: Final = 64 * MiB
 
 WORKER_MAX_LINKS: Final = 1024
 """Links that one worker serves; more are closed at once."""
+
+PUSH_MAX_BYTES: Final = 64 * KiB
+"""Bytes of records in one push to subscribers; more is only announced, and read by whoever wants it."""
 
 TURNS_BEFORE_YIELD: Final = 16
 """Turns in a row under load before timers and finished jobs get a look in."""

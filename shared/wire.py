@@ -31,6 +31,10 @@ class Op:
     PING: Final = 8
     CANCEL: Final = 9
     METRICS: Final = 10
+    SUBSCRIBE: Final = 20
+    UNSUBSCRIBE: Final = 21
+    SUBSCRIBE_PREFIX: Final = 22
+    UNSUBSCRIBE_PREFIX: Final = 23
 
 
 # Steering messages: they must get through when every credit is taken by the requests they are about.
@@ -43,6 +47,7 @@ MAX_FDS_PER_FRAME: Final = 64  # far below the kernel's 253 per message, so one 
 
 _NOTICE_ID: Final = 0
 _FILE_OPENED, _FILE_RETIRED, _STATS, _DRAINING = 1, 2, 3, 4
+_ADVANCED, _GONE, _APPEARED, _SYNCED = 5, 6, 7, 8
 
 
 class LinkError(Bug):
@@ -99,7 +104,38 @@ class Draining(NamedTuple):
     pass
 
 
-Notice = FileOpened | FileRetired | Stats | Draining
+class TopicAdvanced(NamedTuple):
+    """Live records with from_seq < seq ≤ to_seq; `records` None: read them."""
+
+    topic: str
+    epoch: int
+    from_seq: int
+    to_seq: int
+    head: int
+    records_count: int
+    records: bytes | None
+
+
+class TopicGone(NamedTuple):
+    topic: str
+    epoch: int
+    head: int
+
+
+class TopicAppeared(NamedTuple):
+    topic: str
+    epoch: int
+    head: int
+    earliest: int
+
+
+class TopicSynced(NamedTuple):
+    topic: str
+    head: int
+
+
+TopicNotice = TopicAdvanced | TopicGone | TopicAppeared | TopicSynced
+Notice = FileOpened | FileRetired | Stats | Draining | TopicNotice
 ServerMessage = Answer | Notice
 
 
@@ -210,6 +246,14 @@ def _encode_notice(notice: Notice) -> bytes:
             return cbor2.dumps([_NOTICE_ID, _STATS, topics, total])
         case Draining():
             return cbor2.dumps([_NOTICE_ID, _DRAINING])
+        case TopicAdvanced():
+            return cbor2.dumps([_NOTICE_ID, _ADVANCED, *notice])
+        case TopicGone():
+            return cbor2.dumps([_NOTICE_ID, _GONE, *notice])
+        case TopicAppeared():
+            return cbor2.dumps([_NOTICE_ID, _APPEARED, *notice])
+        case TopicSynced():
+            return cbor2.dumps([_NOTICE_ID, _SYNCED, *notice])
 
 
 def decode_answers(payload: bytes) -> list[ServerMessage]:
@@ -277,12 +321,15 @@ def _extents(value: object) -> list[FileExtent]:
 
 
 _NOTICE_FIELDS: Final = {_FILE_OPENED: 1, _FILE_RETIRED: 1, _STATS: 2, _DRAINING: 0}
+_TOPIC_NOTICES: Final = {_ADVANCED: 5, _GONE: 2, _APPEARED: 3, _SYNCED: 1}  # numbers behind the topic's name
 
 
 def _notice(message: list[object]) -> Notice | None:
     kind = message[1] if len(message) > 1 else None
     if type(kind) is not int:
         raise LinkError("a notice has no kind")
+    if kind in _TOPIC_NOTICES:
+        return _topic_notice(kind, message)
     if kind not in _NOTICE_FIELDS:
         return None
     numbers = message[2 : 2 + _NOTICE_FIELDS[kind]]
@@ -294,6 +341,23 @@ def _notice(message: list[object]) -> Notice | None:
     if kind == _FILE_RETIRED:
         return FileRetired(*fields)
     return Stats(*fields) if kind == _STATS else Draining()
+
+
+def _topic_notice(kind: int, message: list[object]) -> TopicNotice:
+    count = _TOPIC_NOTICES[kind]
+    topic, numbers = (message[2] if len(message) > 2 else None), message[3 : 3 + count]
+    if type(topic) is not str or len(numbers) < count or not all(_is_unsigned(number) for number in numbers):
+        raise LinkError("a notice about a topic has a field of the wrong type")
+    fields = cast("list[int]", numbers)
+    if kind == _ADVANCED:
+        records = message[8] if len(message) > 8 else None
+        if records is not None and type(records) is not bytes:
+            raise LinkError("pushed records are not a byte string")
+        epoch, from_seq, to_seq, head, delivered = fields
+        return TopicAdvanced(topic, epoch, from_seq, to_seq, head, delivered, records)
+    if kind == _GONE:
+        return TopicGone(topic, *fields)
+    return TopicAppeared(topic, *fields) if kind == _APPEARED else TopicSynced(topic, *fields)
 
 
 # --- bodies that are CBOR ---------------------------------------------------------------------------------
@@ -312,6 +376,43 @@ def decode_list_body(body: bytes) -> tuple[list[tuple[str, bytes]], bool]:
         if type(item) is not list or len(item) != 2 or type(item[0]) is not str or type(item[1]) is not bytes:
             raise LinkError("an item of a list is not [name, entry]")
     return [(name, entry) for name, entry in value[0]], value[1]
+
+
+Entry = tuple[str, int, int, int]
+"""Of a topic: name, epoch, head, earliest."""
+
+
+def encode_entry(entry: Entry | None) -> bytes:
+    """The body of a SUBSCRIBE answer."""
+    return cbor2.dumps(entry)
+
+
+def decode_entry(body: bytes) -> Entry | None:
+    value = loads(body)
+    return None if value is None else _entry(value)
+
+
+def encode_entries(entries: Sequence[Entry]) -> bytes:
+    """The body of a SUBSCRIBE_PREFIX answer."""
+    return cbor2.dumps(entries)
+
+
+def decode_entries(body: bytes) -> list[Entry]:
+    value = loads(body)
+    if type(value) is not list:
+        raise LinkError("entries are not an array")
+    return [_entry(item) for item in value]
+
+
+def _entry(value: object) -> Entry:
+    if (
+        type(value) is not list
+        or len(value) != 4
+        or type(value[0]) is not str
+        or not all(_is_unsigned(number) for number in value[1:])
+    ):
+        raise LinkError("an entry is not [name, epoch, head, earliest]")
+    return value[0], value[1], value[2], value[3]
 
 
 def encode_metrics(metrics: Mapping[str, object]) -> bytes:

@@ -8,8 +8,8 @@ start that finds it there finishes the job, also towards yet another number. Eac
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 from msgspec import structs
 
@@ -24,37 +24,48 @@ from shared.settings import Settings
 from topicsd.store_file import Store, present_shards, save_store
 
 Progress = Callable[[int, int], None]  # topics moved, topics to move
+OpenShard = Callable[[int], AbstractContextManager[Shard]]
 
 
-def ensure_shard_count(fs: FileSystem, settings: Settings, store: Store, progress: Progress) -> Store:
+def ensure_shard_count(
+    fs: FileSystem,
+    settings: Settings,
+    store: Store,
+    progress: Progress,
+    open_shard: OpenShard | None = None,
+) -> Store:
     """The store with as many shards as the settings ask for; moves topics first if it must."""
     data_dir, shards = settings.data_dir, settings.wal_shards
     if store.shards == shards and store.moving_to is None:
         return store
     save_store(fs, data_dir, structs.replace(store, moving_to=shards))
-    reshard(fs, settings, present_shards(fs, data_dir), shards, progress)
+    opener = open_shard or (lambda number: _locked_shard(fs, settings, number))
+    reshard(fs, opener, present_shards(fs, data_dir), shards, progress)
     done = Store(format=store.format, shards=shards)
     save_store(fs, data_dir, done)
     return done
 
 
-def reshard(fs: FileSystem, settings: Settings, present: set[int], shards: int, progress: Progress) -> None:
+@contextmanager
+def _locked_shard(fs: FileSystem, settings: Settings, number: int) -> Iterator[Shard]:
+    root = shard_paths(settings, number).root
+    fs.make_dir(root)
+    with DirLock(root):
+        yield Shard.open(
+            fs, settings, number, wall_ms=lambda: time.time_ns() // 1_000_000, clock=time.perf_counter
+        )
+
+
+def reshard(
+    fs: FileSystem, open_shard: OpenShard, present: set[int], shards: int, progress: Progress
+) -> None:
     """Move all topics of the shard directories in `present` to where `shards` shards want them."""
     with ExitStack() as held:
         opened: dict[int, Shard] = {}
 
         def shard(number: int) -> Shard:
             if number not in opened:
-                root = shard_paths(settings, number).root
-                fs.make_dir(root)
-                held.enter_context(DirLock(root))
-                opened[number] = Shard.open(
-                    fs,
-                    settings,
-                    number,
-                    wall_ms=lambda: time.time_ns() // 1_000_000,
-                    clock=time.perf_counter,
-                )
+                opened[number] = held.enter_context(open_shard(number))
                 _refuse_damage(opened[number])
             return opened[number]
 
@@ -71,10 +82,10 @@ def reshard(fs: FileSystem, settings: Settings, present: set[int], shards: int, 
         for number, targets in plan.items():
             for target, topics in sorted(targets.items()):
                 move_topics(fs, shard(number), shard(target), topics, moved)
-        for emptied in opened.values():
+        for each in opened.values():
             # Twice: what only the older of two snapshots needs goes with the second.
-            emptied.maintenance.snapshot_now(clean=False)
-            emptied.close()
+            each.maintenance.snapshot_now(clean=False)
+            each.close()
 
 
 def _misplaced(shard: Shard, number: int, shards: int) -> dict[int, list[Topic]]:

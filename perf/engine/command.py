@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from perf.engine import append, flatness, memory, profile, read, replay
 from perf.report import Aim, Row, machine, print_machine, print_table, save
+from perf.shard_bench import touch_memory
 
 _NESTED = ("turn", "floor_turn", "call", "floor", "append", "read_newest", "read_oldest")
 _PERCENTILES = ("p50", "p90", "p99", "max")
@@ -25,6 +26,7 @@ def main() -> None:
     started = time.perf_counter()
     found = machine(options.dir or tempfile.gettempdir())
     print_machine(found)
+    touch_memory(options.dir)
     tables: dict[str, list[Row]] = {}
     aims: list[Aim] = []
     parts = _parts(options.dir, short=options.short)

@@ -68,8 +68,9 @@ def _bound(case, shard: BenchShard, bodies: Sequence[bytes]):  # type: ignore[no
 
 def _append(shard: BenchShard, bodies: Sequence[bytes]) -> Round:
     turns = [[shard.request(Op.APPEND, _TOPIC, body)] for body in islice(cycle(bodies), _APPENDS)]
+    shard.engine.sync_now()
+    shard.reserve_seqs(_TOPIC)
     found = time_calls(shard.turn, turns)
-    shard.settle()
     shard.maintain()
     return found
 

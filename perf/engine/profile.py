@@ -29,6 +29,7 @@ def _appends(shard: BenchShard, topic: str, bodies: list[bytes]) -> Callable[[],
     turns = [[shard.request(Op.APPEND, topic, bodies[at % len(bodies)])] for at in range(_CALLS)]
 
     def calls() -> None:
+        shard.reserve_seqs(topic)
         for turn in turns:
             shard.turn(turn)
 

@@ -118,13 +118,25 @@ class ReadResult:
 
 
 def read(
-    topic: Topic, from_seq: int, view: View, floor: int, source: PieceSource, *, extents: bool
+    topic: Topic,
+    from_seq: int,
+    view: View,
+    floor: int,
+    source: PieceSource,
+    *,
+    extents: bool,
+    upto: int | None = None,
 ) -> ReadResult:
-    """`floor` is the topic's own, or higher where records have expired that nobody has swept yet."""
+    """`floor` is the topic's own, or higher where records have expired that nobody has swept yet.
+
+    Nothing behind `upto` is looked at: readers of synced records only give the last one that is.
+    """
     earliest = max(topic.earliest, min(floor, topic.head + 1))
     if topic.count and earliest > topic.live_from:
         earliest = _first_live(topic, earliest)
     start, stop, tombstone = _bounds(topic, from_seq, floor, earliest)
+    if upto is not None and upto < stop:
+        stop = max(upto, from_seq)
     result = ReadResult(stop, tombstone, earliest, [], [], 0, 0)
     if start > stop:
         return result

@@ -8,11 +8,12 @@ Layout: docs/disk-format.md §6.
 from __future__ import annotations
 
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
 
 from shard_worker.core.shard_state import SegmentEntry
 from shard_worker.disk.record_store import segment_file_name
-from shared.errors import CorruptManifest, CorruptSegment
+from shared.errors import CorruptManifest, CorruptSegment, DataDamage
 from shared.format_errors import FormatError
 from shared.io.durable_fs import File, FileSystem, read_whole, write_atomically
 from shared.manifest import (
@@ -58,9 +59,13 @@ class RelocateJob:
                 described = self._verified(copy)
             finally:
                 copy.close()
+            fs.rename(target + ".tmp", target)
+        except (OSError, DataDamage):
+            with suppress(OSError):
+                fs.unlink(target + ".tmp")
+            raise
         finally:
             source.close()
-        fs.rename(target + ".tmp", target)
         fs.sync_dir(directory)
         self._publish(described)
 

@@ -12,16 +12,23 @@ from struct import Struct
 
 from shard_worker.core.piece import Piece
 from shard_worker.core.seq_set import SeqSet
-from shard_worker.core.shard_state import TIER_COLD, ShardState
+from shard_worker.core.shard_state import TIER_COLD, SegmentEntry, ShardState
 from shard_worker.disk.byte_cache import ByteCache
 from shard_worker.disk.wal import Wal
 from shared.columns import COLUMN_ENDS, Columns
 from shared.errors import CorruptFrame, CorruptSegment
-from shared.format_errors import FormatError
-from shared.frame import Frame, decode_frame
+from shared.format_errors import BadBytes, FormatError
+from shared.frame import FRAME_MAX_BYTES, Frame, decode_frame
 from shared.io.durable_fs import File, FileSystem
 from shared.segment_index import BlockEntry, SegmentIndex
-from shared.segment_reader import read_block, read_block_columns, read_index, read_terms, read_trailer
+from shared.segment_reader import (
+    read_block,
+    read_block_columns,
+    read_header,
+    read_index,
+    read_terms,
+    read_trailer,
+)
 from shared.segment_terms import Terms, Trailer
 from shared.wal_format import FLAG_EXTRA, JSON_OFFSET, LSN_OFFSET_BITS
 
@@ -30,6 +37,7 @@ _COLUMNS_LENGTH_AT = 60
 _u16 = Struct("<H").unpack_from
 _u32 = Struct("<I").unpack_from
 _LENGTH_AT = 4
+_SIZE_UNKNOWN = 0
 _GAP_BYTES = 1024  # reading over a smaller gap is cheaper than another call
 _SPAN_BYTES = 1 << 20
 
@@ -50,11 +58,13 @@ class RecordStore:
         wal: Wal,
         state: ShardState,
         *,
+        shard: int,
         hot_directory: str,
         cold_directory: str | None,
         cache_bytes: int,
     ) -> None:
         self._fs = fs
+        self._shard = shard
         self._wal = wal
         self._state = state
         self._hot_directory = hot_directory
@@ -76,7 +86,7 @@ class RecordStore:
             count=count,
             ts=ts,
             load_columns=lambda: (self._hot_columns(count, lsn, size, flags), None, None),
-            load_json=lambda: memoryview(self._wal.read(lsn, size)),
+            load_json=lambda: memoryview(self._read_log(lsn, size)),
         )
 
     def hot_json(self, lsns: Sequence[int], sizes: Sequence[int]) -> list[memoryview]:
@@ -92,7 +102,7 @@ class RecordStore:
             while until < count and lsns[until] - end < _GAP_BYTES and lsns[until] - start < _SPAN_BYTES:
                 end = lsns[until] + sizes[until]
                 until += 1
-            span = memoryview(self._wal.read(start, end - start))
+            span = memoryview(self._read_log(start, end - start))
             for at in range(place, until):
                 offset = lsns[at] - start
                 found.append(span[offset : offset + sizes[at]])
@@ -104,23 +114,33 @@ class RecordStore:
         if lsn >= self.verified_from or lsn in self._verified:
             return
         at = lsn - JSON_OFFSET
-        header = self._wal.read(at, JSON_OFFSET)
+        header = self._read_log(at, JSON_OFFSET)
         length = _u32(header, _LENGTH_AT)[0] if len(header) == JSON_OFFSET else 0
-        found = decode_frame(memoryview(self._wal.read(at, length)), 0, at) if length else None
+        found = None
+        if JSON_OFFSET <= length <= FRAME_MAX_BYTES:
+            found = decode_frame(memoryview(self._read_log(at, length)), 0, at)
         if not isinstance(found, Frame):
-            file = self._wal.files[lsn >> LSN_OFFSET_BITS]
-            reason = getattr(found, "reason", "a frame is missing")
-            raise CorruptFrame(path=file.path, offset=at & 0xFFFFFFFF, reason=reason)
+            raise self._damaged(at, getattr(found, "reason", "a frame is missing"))
         self._verified.add(lsn)
+
+    def _read_log(self, lsn: int, length: int) -> bytes:
+        try:
+            return self._wal.read(lsn, length)
+        except OSError as err:
+            raise self._damaged(lsn, f"cannot be read: {err}") from err
+
+    def _damaged(self, lsn: int, reason: str) -> CorruptFrame:
+        path = self._wal.files[lsn >> LSN_OFFSET_BITS].path
+        return CorruptFrame(path=path, offset=lsn & 0xFFFFFFFF, reason=reason)
 
     def _hot_columns(self, count: int, lsn: int, size: int, flags: int) -> Columns:
         if not flags:
             return Columns(0, count, size, memoryview(b""))
         if flags == COLUMN_ENDS:
-            return Columns(flags, count, size, memoryview(self._wal.read(lsn + size, 4 * count)))
-        header = self._wal.read(lsn - JSON_OFFSET, JSON_OFFSET)
+            return Columns(flags, count, size, memoryview(self._read_log(lsn + size, 4 * count)))
+        header = self._read_log(lsn - JSON_OFFSET, JSON_OFFSET)
         length = _u32(header, _COLUMNS_LENGTH_AT)[0]
-        columns = self._wal.read(lsn + size, length)
+        columns = self._read_log(lsn + size, length)
         if _u16(header, _FLAGS_AT)[0] & FLAG_EXTRA:
             columns = columns[: length - 4 - _u32(columns, length - 4)[0]]
         return Columns(flags, count, size, memoryview(columns))
@@ -128,6 +148,9 @@ class RecordStore:
     # --- segments ---------------------------------------------------------------------------------------
 
     def run_added(self, segment: int) -> None:
+        if segment not in self._state.segments:
+            # The frame that told of it is damaged. Its file is still there, and known by its number.
+            self._state.segments[segment] = SegmentEntry(segment, _SIZE_UNKNOWN, "0" * 16)
         self._state.segments[segment].runs += 1
 
     def run_dropped(self, segment: int) -> None:
@@ -141,6 +164,8 @@ class RecordStore:
 
     def sealed_pieces(self, segment: int, topic_id: int, first: int, last: int) -> Iterator[Piece]:
         index = self._index(segment)
+        if index.topic(topic_id) is None:
+            raise CorruptSegment(path=self.segment_path(segment), reason=f"holds nothing of topic {topic_id}")
         ordinal = index.block_for(topic_id, first)
         if ordinal is None:
             return
@@ -189,10 +214,20 @@ class RecordStore:
         )
 
     def _trailer(self, segment: int) -> Trailer:
-        def load() -> tuple[Trailer, int]:
-            return self._guard(segment, lambda file: read_trailer(file.pread, file.size())), 256
+        def read(file: File) -> Trailer:
+            self._check_identity(segment, file)
+            return read_trailer(file.pread, file.size())
 
-        return self.cache.get((segment, 0, "trailer"), load)
+        return self.cache.get((segment, 0, "trailer"), lambda: (self._guard(segment, read), 256))
+
+    def _check_identity(self, segment: int, file: File) -> None:
+        """An intact file of another number, shard or size must not be served in the place of the right one."""
+        header = read_header(file.pread)
+        if (header.number, header.shard) != (segment, self._shard):
+            raise BadBytes(f"this is segment {header.number} of shard {header.shard}")
+        expected = self._state.segments[segment].size
+        if expected != _SIZE_UNKNOWN and file.size() != expected:
+            raise BadBytes(f"{file.size()} bytes instead of {expected}", file.size())
 
     def _index(self, segment: int) -> SegmentIndex:
         def load() -> tuple[SegmentIndex, int]:

@@ -22,7 +22,7 @@ from shared.control_frames import Synced, decode_control
 from shared.errors import CorruptFrame, CorruptSnapshot, DataDamage, FormatTooNew
 from shared.file_header import FILE_HEADER_BYTES
 from shared.format_errors import BadBytes, NewerVersion
-from shared.frame import FRAME_MIN_BYTES, Blank, Frame, Kind, decode_frame
+from shared.frame import FRAME_MIN_BYTES, TOPIC_ID_AT, Blank, Frame, Kind, decode_frame
 from shared.frame_scan import End, Stop, Torn, find_valid_frame, is_blank, scan_frames
 from shared.io.durable_fs import File, FileSystem
 from shared.settings import Settings
@@ -110,6 +110,7 @@ def recover(
         fs,
         wal,
         state,
+        shard=shard,
         hot_directory=paths.segments,
         cold_directory=paths.cold,
         cache_bytes=settings.cache_bytes,
@@ -310,9 +311,16 @@ class _Replay:
             return None
         verdict = stop.verdict
         reason = verdict.reason if isinstance(verdict, Torn) else "zeros where a frame was"
-        topic_id = verdict.claimed_topic if isinstance(verdict, Torn) else 0
+        topic_id = self._claimed_topic(number, stop.offset, verdict) if isinstance(verdict, Torn) else 0
         self._suspect(number, stop.offset, reason, topic_id)
         return later
+
+    def _claimed_topic(self, number: int, offset: int, verdict: Torn) -> int:
+        """Whose frame it seems to have been; nothing vouches for it, so only a topic that exists counts."""
+        claimed = verdict.claimed_topic
+        if not claimed:
+            claimed = int.from_bytes(self._files[number].pread(8, offset + TOPIC_ID_AT), "little")
+        return claimed if claimed in self._state.catalog.by_id else 0
 
     def _next_valid(self, number: int, offset: int) -> tuple[int, int] | None:
         for at in sorted(at for at in self._files if at >= number):

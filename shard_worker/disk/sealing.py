@@ -7,6 +7,7 @@ what is live whatever a segment holds.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 from shard_worker.core.hot_index import IN_MEMORY, HotEntry
@@ -15,7 +16,8 @@ from shard_worker.core.topic import Topic
 from shard_worker.disk.block_cutter import cut_blocks
 from shard_worker.disk.record_store import RecordStore, segment_file_name
 from shared.control_frames import Sealed, SealedTopic
-from shared.io.durable_fs import FileSystem
+from shared.errors import DataDamage
+from shared.io.durable_fs import File, FileSystem
 from shared.segment_writer import SegmentBuilder, SegmentTopic
 
 _WRITE_BYTES = 4 << 20
@@ -80,27 +82,37 @@ class SealJob:
             self.fs.unlink(path + ".tmp")
         file = self.fs.create(path + ".tmp")
         try:
-            at, buffered = 0, [builder.header]
-            for share in sorted(self.plan.shares, key=lambda share: share.topic.topic_id):
-                pieces = (self.store.hot_piece(share.topic.topic_id, *entry) for entry in share.entries)
-                for records in cut_blocks(pieces, share.live_from, share.deleted):
-                    self._taken += records.count
-                    buffered.append(builder.add_block(share.topic, records))
-                    if sum(map(len, buffered)) >= _WRITE_BYTES:
-                        at += file.pwritev(buffered, at)
-                        buffered = []
+            try:
+                self._write(file, builder)
+            finally:
+                file.close()
             if not builder.block_count:
                 self.fs.unlink(path + ".tmp")
                 return
+            self.fs.rename(path + ".tmp", path)
+        except (OSError, DataDamage):
+            # On a full disk the leftover would hold the very space that is missing.
+            with suppress(OSError):
+                self.fs.unlink(path + ".tmp")
+            raise
+        self.fs.sync_dir(self.directory)
+        self.fact = self._fact(builder.sealed())
+
+    def _write(self, file: File, builder: SegmentBuilder) -> None:
+        at, buffered = 0, [builder.header]
+        for share in sorted(self.plan.shares, key=lambda share: share.topic.topic_id):
+            pieces = (self.store.hot_piece(share.topic.topic_id, *entry) for entry in share.entries)
+            for records in cut_blocks(pieces, share.live_from, share.deleted):
+                self._taken += records.count
+                buffered.append(builder.add_block(share.topic, records))
+                if sum(map(len, buffered)) >= _WRITE_BYTES:
+                    at += file.pwritev(buffered, at)
+                    buffered = []
+        if builder.block_count:
             given = sum(entry.records for share in self.plan.shares for entry in share.entries)
             buffered.append(builder.finish(deleted=given - self._taken))
             file.pwritev(buffered, at)
             file.sync_data()
-        finally:
-            file.close()
-        self.fs.rename(path + ".tmp", path)
-        self.fs.sync_dir(self.directory)
-        self.fact = self._fact(builder.sealed())
 
     def _fact(self, sealed: Sealed) -> Sealed:
         """The log speaks of the batches that the segment replaces, dead records at their ends included."""

@@ -7,7 +7,9 @@ Layout: docs/disk-format.md §5.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -42,7 +44,7 @@ class SnapshotInfo:
     number: int
     start: int
     first_file: int  # the oldest log file that it points into or that replay reads
-    dead_segments: frozenset[int] = frozenset()  # unused already when it was begun: not named in it
+    dead_segments: frozenset[int] = frozenset()  # unused already when it was begun: nobody needs them for it
     end: int = 0
     clean: bool = False
     boot_id: str = ""
@@ -74,6 +76,7 @@ class SnapshotWriter:
         dead = frozenset(number for number, entry in state.segments.items() if not entry.runs)
         self._segments = dict(state.segments)
         self.completed = False
+        self._failed = False
         self.info = SnapshotInfo(number, start, start >> LSN_OFFSET_BITS, dead)
         self._write(self._encoder.begin(SnapBegin(shard, start)))
 
@@ -101,8 +104,8 @@ class SnapshotWriter:
             next_segment=state.last_segment + 1,
             segments=tuple(
                 SnapSegment(entry.number, entry.tier, entry.size, entry.digest)
-                for number, entry in sorted(segments.items())
-                if number not in self.info.dead_segments
+                # Dead ones too: the snapshot before this one may need their files.
+                for _, entry in sorted(segments.items())
             ),
             next_topic_id=state.catalog.last_id + 1,
             clock=state.clock_ms,
@@ -118,12 +121,18 @@ class SnapshotWriter:
         return SnapshotJob(self._fs, self._directory, self._path, self._file, self.info)
 
     def _write(self, content: bytes) -> None:
+        if self._failed:
+            # A slice is missing; going on would make a snapshot that lacks topics.
+            raise OSError(errno.EIO, "an earlier part of the snapshot could not be written", self._path)
+        self._failed = True
         if content:
             self._at += self._file.pwritev([content], self._at)
+        self._failed = False
 
     def abandon(self) -> None:
         self._file.close()
-        self._fs.unlink(self._path + ".tmp")
+        with suppress(OSError):
+            self._fs.unlink(self._path + ".tmp")
 
 
 @dataclass(slots=True)
@@ -137,11 +146,22 @@ class SnapshotJob:
     def run(self) -> None:
         """May run in a thread. If it fails there is no new snapshot, and the old one stays."""
         try:
-            self.file.sync_data()
-        finally:
-            self.file.close()
-        self.fs.rename(self.path + ".tmp", self.path)
+            try:
+                self.file.sync_data()
+            finally:
+                self.file.close()
+            self.fs.rename(self.path + ".tmp", self.path)
+        except OSError:
+            # On a full disk the leftover would hold the very space that is missing.
+            with suppress(OSError):
+                self.fs.unlink(self.path + ".tmp")
+            raise
         self.fs.sync_dir(self.directory)
+
+
+def last_snapshot_number(fs: FileSystem, directory: str) -> int:
+    """The highest number in use, also by a snapshot that cannot be read; 0 if there is none."""
+    return max(filter(None, map(snapshot_number, fs.list_dir(directory))), default=0)
 
 
 def remove_old_snapshots(fs: FileSystem, directory: str) -> None:
@@ -209,6 +229,7 @@ def _load(fs: FileSystem, path: str, number: int, shard: int) -> tuple[ShardStat
     state.catalog.load(topics)
     for topic in topics:
         _count_references(state, topic)
+    info.dead_segments = frozenset(at for at, entry in state.segments.items() if not entry.runs)
     return state, info
 
 

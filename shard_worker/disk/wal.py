@@ -10,6 +10,7 @@ Layout: docs/disk-format.md §3.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from shared.errors import DiskFault
@@ -224,11 +225,19 @@ class Wal:
 
     def trim_below(self, file_no: int) -> list[File]:
         """Remove the files in front of `file_no`. Open descriptors of readers go on working."""
-        gone = [self.files.pop(number) for number in sorted(self.files) if number < file_no]
-        for file in gone:
-            self._fs.unlink(file.path)
+        gone: list[File] = []
+        for number in sorted(number for number in self.files if number < file_no):
+            try:
+                self._fs.unlink(self.files[number].path)
+            except FileNotFoundError:
+                pass
+            except OSError:
+                break  # it is still there and still ours: the next trim tries again
+            gone.append(self.files.pop(number))
         if gone:
-            self._fs.sync_dir(self._directory)
+            # A name that comes back after a crash is recognised by recovery.
+            with suppress(OSError):
+                self._fs.sync_dir(self._directory)
         return gone
 
     def close(self) -> None:

@@ -26,6 +26,7 @@ from shared.wire import (
     LinkError,
     ServerMessage,
     Stats,
+    TopicNotice,
 )
 from shared.wire import Request as WireRequest
 
@@ -119,6 +120,9 @@ class Link:
         if file in self._announced:
             self._messages.append(FileRetired(file))
             self._announced.discard(file)
+
+    def notify(self, notice: TopicNotice) -> None:
+        self._messages.append(notice)
 
     def drain(self) -> None:
         if self._session.state is LinkState.OPEN:

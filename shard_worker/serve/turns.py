@@ -20,15 +20,17 @@ import trio.lowlevel
 from shard_worker.metrics import worker_metrics
 from shard_worker.request import Request
 from shard_worker.serve.link import Link, LinkGone
+from shard_worker.serve.pushes import Pushes
 from shard_worker.serve.served_files import ServedFiles
 from shard_worker.shard import Shard
 from shared.errors import DataDamage, ShuttingDown
 from shared.limits import TURNS_BEFORE_YIELD, WORKER_MAX_LINKS
-from shared.wire import Op
+from shared.wire import Op, encode_entries, encode_entry
 from shared.wire import Request as WireRequest
 
 _TICK_S = 1.0
 _INLINE = {"inline": True}
+_SUBSCRIPTIONS = frozenset({Op.SUBSCRIBE, Op.UNSUBSCRIBE, Op.SUBSCRIBE_PREFIX, Op.UNSUBSCRIBE_PREFIX})
 
 
 class TurnLoop:
@@ -50,6 +52,8 @@ class TurnLoop:
         self._links: dict[int, Link] = {}
         self._masks: dict[int, int] = {}
         self._files = ServedFiles(shard.engine.wal)
+        self._pushes = Pushes(shard.engine)
+        shard.engine.on_changed.append(self._pushes.note)
         self._sync_wanted = trio.Event()
         self._work_wanted = trio.Event()
         self._turn_over = trio.Event()
@@ -113,12 +117,14 @@ class TurnLoop:
                     self._sync_wanted.set()
                 continue
             engine.commit()
+            self._pushes.begin_sync()
             job = engine.begin_sync()
             started = time.perf_counter()
             # Not abandoned on cancel: we could not say whether the group is durable.
             await trio.to_thread.run_sync(job.run)
             job.run_ms = (time.perf_counter() - started) * 1000
             engine.finish_sync(job)
+            self._pushes.finish_sync()
             if not engine.wal.unsynced:
                 self._sync_wanted = trio.Event()
             self._end_turn()
@@ -179,10 +185,26 @@ class TurnLoop:
         request = Request(link, message.id, message.op, message.topic, message.body, options)
         if message.op == Op.METRICS:
             request.sink.answer(request.id, 200, worker_metrics(self._shard))
+        elif message.op in _SUBSCRIPTIONS:
+            self._subscription(link, message)
         elif self._draining and message.op not in (Op.PING, Op.CANCEL):
             request.fail(ShuttingDown())
         else:
             self._engine.submit(request)
+
+    def _subscription(self, link: Link, message: WireRequest) -> None:
+        pushes, name, body = self._pushes, message.topic, b""
+        match message.op:
+            case Op.SUBSCRIBE:
+                strong = bool(message.options and message.options.get("strong") is True)
+                body = encode_entry(pushes.subscribe(link, name, strong=strong))
+            case Op.UNSUBSCRIBE:
+                pushes.unsubscribe(link, name)
+            case Op.SUBSCRIBE_PREFIX:
+                body = encode_entries(pushes.subscribe_prefix(link, name))
+            case Op.UNSUBSCRIBE_PREFIX:
+                pushes.unsubscribe_prefix(link, name)
+        link.answer(message.id, 200, body)
 
     def _end_turn(self) -> None:
         engine = self._engine
@@ -232,6 +254,7 @@ class TurnLoop:
         del self._masks[fd]
         self._epoll.unregister(fd)
         self._engine.forget_sink(link)
+        self._pushes.forget(link)
         link.sock.close()
 
     def _retire_files(self) -> None:

@@ -27,7 +27,6 @@ from shared.wire import Op
 from tests.support.fake_disk import FakeDisk
 from tests.support.fault_kit import (
     KEEPS,
-    QUARANTINE_DIR,
     ROOMY,
     Placed,
     all_frames,
@@ -465,30 +464,34 @@ def test_w09_a_valid_frame_behind_it_makes_it_damage() -> None:
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("end", ["kill", "power"])
 def test_w10_bit_flip_in_the_middle_is_named_and_nothing_is_cut(part: str, end: str) -> None:
-    driver = shard_with(5)
+    driver = shard_with(2)
+    driver.append("f", [RICH, RICH])
+    for number in (4, 5):
+        driver.append("f", [{"data": number}])
+        driver.append("d", [{"data": number}])
+    driver.sync()
     frame = next(
         frame for frame in appends(driver.disk) if frame.topic_id == 1 and frame.append.first_seq == 3
     )
     region = frame_parts(frame)[part]
-    place = region.start + len(region) // 2 if len(region) else 0
-    flip_in_frame(driver.disk, frame, place, bit=1)
+    flip_in_frame(driver.disk, frame, region.start + len(region) // 2, bit=1)
     log = driver.disk.read_file(frame.path)
     driver.kill() if end == "kill" else driver.lose_power(keep="all")
 
     (found,) = driver.shard.report.damage
     assert isinstance(found, CorruptFrame)
     assert (found.path, found.offset) == (frame.path, frame.offset)
-    if part not in ("magic", "header"):
-        assert (found.topic, found.first_seq, found.last_seq) == ("f", 3, 3)
-        assert "topic f, seqs 3..3" in str(found)
+    if part != "header":  # the flipped bit is in the topic's id
+        assert (found.topic, found.first_seq, found.last_seq) == ("f", 3, 4)
+        assert "topic f, seqs 3..4" in str(found)
     assert driver.disk.read_file(frame.path).startswith(log.rstrip(b"\0")), "not a byte was cut"
 
     first = driver.read("f")
     assert [record["data"] for record in first["records"]] == [0, 1]
     rest = driver.read("f", first["next_from_seq"])
-    assert (rest["tombstone"]["gap_from"], rest["tombstone"]["gap_to"]) == (3, 3)
-    assert [record["data"] for record in rest["records"]] == [3, 4]
-    assert data_of(driver, "d") == [0, 1, 2, 3, 4]
+    assert (rest["tombstone"]["gap_from"], rest["tombstone"]["gap_to"]) == (3, 4)
+    assert [record["data"] for record in rest["records"]] == [4, 5]
+    assert data_of(driver, "d") == [0, 1, 4, 5]
     expect_read_only_for_damage(driver)
     expect_stable(driver)
 
@@ -946,7 +949,7 @@ def trimmed() -> tuple[ShardDriver, dict[int, bytes]]:
 def test_w18_an_old_file_that_reappears_brings_nothing_back(which: str) -> None:
     driver, gone = trimmed()
     before = picture(driver)
-    driver.disk.lose_power(keep="all")
+    driver.disk.kill_process()
     back = {"oldest": [min(gone)], "newest": [max(gone)], "all": list(gone)}[which]
     for number in back:
         driver.disk.place(wal_path(number), gone[number])
@@ -954,8 +957,6 @@ def test_w18_an_old_file_that_reappears_brings_nothing_back(which: str) -> None:
     assert picture(driver) == before
     expect_healthy(driver)
     if which == "oldest":
-        assert any("had been trimmed" in note or "quarantine" in name
-                   for note in driver.shard.report.notes or [""] for name in [QUARANTINE_DIR])
         assert gone[min(gone)] in quarantined(driver.disk).values()
 
 
@@ -1007,9 +1008,11 @@ def test_w19_a_clean_shutdown_loses_nothing_and_leaves_no_gap() -> None:
 
 
 def test_w19_a_shutdown_of_a_full_shard_still_syncs_what_was_acked() -> None:
-    driver = shard_with(3)
-    driver.append("d", [{"data": "acked"}])
-    driver.disk.fail_on("write", error=errno.ENOSPC, path_contains="/wal/")
+    driver = ShardDriver(FakeDisk(capacity_bytes=1 << 20), wal_file_bytes=ROOMY, min_free_bytes=1 << 16)
+    for number in (0, 1, 2, "acked"):
+        driver.append("d", [{"data": number}])
+    driver.disk.place("/filler", bytes((1 << 20) - driver.disk.used_bytes() - 1000))
+    driver.tick()
     assert driver.append("d", [{"data": "refused"}]).status == 503
     driver.close()
     driver.lose_power(keep="none")
@@ -1017,7 +1020,12 @@ def test_w19_a_shutdown_of_a_full_shard_still_syncs_what_was_acked() -> None:
 
 
 def test_w19_a_snapshot_that_fails_at_shutdown_does_not_fail_the_shutdown() -> None:
-    for op, error in (("create", errno.ENOSPC), ("write", errno.ENOSPC), ("sync", errno.EIO), ("rename", errno.EIO)):
+    for op, error in (
+        ("create", errno.ENOSPC),
+        ("write", errno.ENOSPC),
+        ("sync", errno.EIO),
+        ("rename", errno.EIO),
+    ):
         driver = shard_with(3)
         driver.append("d", [{"data": "acked"}])
         driver.disk.fail_on(op, error=error, path_contains=".snap")  # type: ignore[arg-type]

@@ -275,3 +275,13 @@ class Lose:
             if self.everything:
                 topic.lose_everything()
         return 0
+
+
+@dataclass(slots=True)
+class Repeat:
+    """A write whose idempotency key was seen before: changes nothing."""
+
+    incarnation: int
+
+    def apply(self, shard: ShardModel) -> int:
+        return 0

@@ -27,14 +27,13 @@ from tests.model.engine_model import (
     Delete,
     Drop,
     Expire,
-    Lose,
     Match,
     Operation,
     Rec,
     ShardModel,
     TopicModel,
 )
-from tests.support.fake_disk import FakeDisk, Keep, PowerCut
+from tests.support.fake_disk import FakeDisk, Keep
 from tests.support.shard_driver import Answer, Call, ManualClock, ShardDriver
 
 SCAN_MAX = 6  # READ_SCAN_MAX_RECORDS under small_limits
@@ -101,6 +100,7 @@ class Entry:
     verify: Callable[[Answer, int], None] | None = None
     logged: bool = True  # False: in memory only, no crash leaves it
     optional: bool = False  # may be missing from the log even though later ones are there
+    sure: bool = True  # becomes obligatory with the next commit
     applied: bool = False
     synced: bool = False
 
@@ -120,7 +120,9 @@ class Plan:
 class CheckedShard:
     def __init__(self, disk: FakeDisk | None = None, clock: ManualClock | None = None) -> None:
         self.driver = ShardDriver(disk, clock=clock)
+        self.driver.before_sync = self._note_written
         self.driver.after_sync = self._mark_synced
+        self._being_synced: list[Entry] = []
         self.live = ShardModel()  # what readers see
         self.base = ShardModel()  # what the log held before `log`
         self.log: list[Entry] = []
@@ -142,8 +144,11 @@ class CheckedShard:
         self.latest_ms = now_ms
         return now_ms
 
+    def _note_written(self) -> None:
+        self._being_synced = list(self.log)
+
     def _mark_synced(self) -> None:
-        for entry in self.log:
+        for entry in self._being_synced:
             if entry.call is None or entry.call.answer is None or entry.call.answer.ok:
                 entry.synced = True
 
@@ -211,7 +216,7 @@ class CheckedShard:
         self._replan()
         if settled and not self.faulty:
             for entry in self.log:
-                if isinstance(entry.op, Expire):
+                if entry.sure:
                     entry.optional = False
         while self.log and self.log[0].synced and self.log[0].applied:
             self._into_base(self.log.pop(0))
@@ -330,9 +335,9 @@ class CheckedShard:
     ) -> Call | None:
         """`records`: dicts with `data` and `meta` as JSON texts, `tag`, `key`, `node` as strings."""
         number = self.planned.get(name)
-        if number is not None and self.live.topics.get(number) is not None:
-            if self.live.topics[number].config["discard"] == "reject":
-                self._expire(name)
+        topic = self.live.topics.get(number or 0)
+        if topic is not None and self.live.by_name(name) is topic and topic.config["discard"] == "reject":
+            self._expire(name, sure=False)
         now_ms = self.now_ms()
         call = self._submit(Op.APPEND, name, _write_body(records, node, idem, create, config))
         if call is None or self._refused(call):
@@ -478,15 +483,15 @@ class CheckedShard:
         if name in self.live.names and self._pending(self.live.names[name]):
             self.commit()
 
-    def _expire(self, name: str) -> None:
-        """A look at the topic lets go of what has expired, and writes that down."""
+    def _expire(self, name: str, *, sure: bool = True) -> None:
+        """A look at the topic lets go of what has expired, and writes that down (not `sure`: or does not)."""
         number = self.live.names.get(name)
         if number is None:
             return
         topic = self.live.topics[number]
         floor = topic.expired_floor(self.now_ms())
         if floor > topic.floor:
-            entry = Entry(Expire(number, floor), optional=True, applied=True)
+            entry = Entry(Expire(number, floor), optional=True, sure=sure, applied=True)
             entry.op.apply(self.live)
             self.log.append(entry)
 
@@ -673,10 +678,12 @@ class CheckedShard:
 
     def kill(self) -> None:
         """The process dies; the page cache survives."""
+        self._take_answers()
         self.disk.kill_process()
         self.recover(power_lost=False)
 
     def lose_power(self, seed: int, keep: Keep = "random") -> None:
+        self._take_answers()
         self.disk.lose_power(seed, keep)
         self.recover(power_lost=True)
 
@@ -773,7 +780,7 @@ class CheckedShard:
         self.base, self.live, self.log = stored, live, []
         for number, topic in live.topics.items():
             plan = self.plans[number]
-            plan.staged_ts = max((rec.ts for rec in topic.live.values()), default=0)
+            plan.staged_ts = topic.last_ts
             if topic.floor > stored.topics[number].floor:
                 self.log.append(Entry(Expire(number, topic.floor), optional=True, applied=True))
         self._replan()
@@ -872,6 +879,3 @@ def _write_body(
     extra = {"node": node, "idempotency_key": idem, "create": create, "config": config}
     fields += [f'"{name}":{json.dumps(value)}' for name, value in extra.items() if value is not None]
     return ("{" + ",".join(fields) + "}").encode()
-
-
-__all__ = ["CheckedShard", "Lose", "PowerCut", "Violation", "check", "observe"]
