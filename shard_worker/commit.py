@@ -30,7 +30,7 @@ from shared.limits import (
 )
 from shared.settings import Settings
 from shared.snapshot_items import encode_topic
-from shared.wal_format import FLAG_EXTRA, JSON_OFFSET, build_append_body, encode_extra
+from shared.wal_format import FLAG_EXTRA, JSON_OFFSET, NO_EXTRA, build_append_body, encode_extra
 
 Clock = Callable[[], float]  # seconds, only differences count
 
@@ -69,7 +69,7 @@ class Committer:
         if self._waiting_bytes > UNSYNCED_MAX_BYTES:
             raise Throttled(retry_after_ms=RETRY_AFTER_DEFAULT_MS)
 
-    def stage_append(self, pending: PendingAppend) -> None:
+    def stage_append(self, pending: PendingAppend, *, gated: bool = False) -> None:
         topic, batch = pending.topic, pending.batch
         assert topic is not None
         last = pending.first + batch.count - 1
@@ -80,7 +80,7 @@ class Committer:
             reserve = max(0, topic.reserved - last)
             pending.reserved = topic.reserved
         if durability != "ephemeral":
-            extra = encode_extra(pending.idem) if pending.idem is not None else b""
+            extra = encode_extra(pending.extra) if pending.extra is not NO_EXTRA else b""
             pending.lsn = self._stage_frame(
                 Kind.APPEND,
                 batch.column_flags | FLAG_EXTRA if extra else batch.column_flags,
@@ -93,9 +93,9 @@ class Committer:
         topic.staged_ts = pending.ts
         topic.pending_records += batch.count
         topic.pending_bytes += pending.size
-        if pending.idem is not None:
-            self._keyed[topic.id, pending.idem] = pending
-        self._add(pending, topic, durability == "fsync" or last > topic.reserved_synced)
+        if pending.extra.idem is not None:
+            self._keyed[topic.id, pending.extra.idem] = pending
+        self._add(pending, topic, gated or durability == "fsync" or last > topic.reserved_synced)
 
     def _reserve(self, topic: Topic, last: int, count: int, ts: int) -> None:
         """Keep seqs reserved ahead of what is handed out without a sync (docs/decisions/0003-sync-policy.md)."""
@@ -187,8 +187,12 @@ class Committer:
             self.changed.add(pending.topic)
 
     def _settled(self, pending: Pending) -> None:
-        if isinstance(pending, PendingAppend) and pending.idem is not None and pending.topic is not None:
-            del self._keyed[pending.topic.id, pending.idem]
+        if (
+            isinstance(pending, PendingAppend)
+            and pending.extra.idem is not None
+            and pending.topic is not None
+        ):
+            del self._keyed[pending.topic.id, pending.extra.idem]
 
     def _fail(self, group: list[Pending], err: OSError) -> None:
         error: TopicsError

@@ -35,4 +35,6 @@ class EngineCounters:
     reads: int = 0
     records_read: int = 0
     records_deleted: int = 0
+    jobs_claimed: int = 0
+    jobs_acked: int = 0
     syncs: SyncHistogram = field(default_factory=SyncHistogram)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from shard_worker.commit import Clock, Committer
-from shard_worker.core.batch import Batch, check_write, encode_batch
+from shard_worker.core.batch import Batch, check_write, encode_batch, job_marks
 from shard_worker.core.describe import (
     deleted_records_json,
     deleted_topic_json,
@@ -28,7 +28,9 @@ from shard_worker.core.topic import Topic
 from shard_worker.counters import EngineCounters
 from shard_worker.disk.wal import SyncJob, Wal
 from shard_worker.long_polls import LongPolls, Waiting
+from shard_worker.moves import Moves
 from shard_worker.pending import PendingAppend, PendingControl, answer_write
+from shard_worker.queue_ops import QueueOps
 from shard_worker.request import Request
 from shared.api_types import (
     TopicConfig,
@@ -54,6 +56,7 @@ from shared.limits import DEDUPE_MAX_KEYS_PER_SHARD, EPHEMERAL_MAX_BYTES, PAGE_S
 from shared.match import parse_match
 from shared.names import valid_topic_name
 from shared.settings import Settings
+from shared.wal_format import NO_EXTRA, AppendExtra
 from shared.wire import Op, encode_list_body
 
 
@@ -67,6 +70,7 @@ class Engine:
         shard: int,
         wall_ms: Callable[[], int],
         clock: Clock,
+        token_prefix: Callable[[], str],
     ) -> None:
         self.wal = wal
         self.state = state
@@ -89,6 +93,9 @@ class Engine:
             Op.CANCEL: self._cancel,
             Op.PING: lambda request: request.sink.answer(request.id, 200, b""),
         }
+        self.moves = Moves(self)
+        self.queues = QueueOps(self, self.moves, token_prefix)
+        self._handlers |= self.queues.handlers() | self.moves.handlers()
 
     def now_ms(self) -> int:
         """The time, never earlier than any time this shard has written down."""
@@ -119,7 +126,10 @@ class Engine:
         self.commit()
 
     def begin_sync(self) -> SyncJob:
-        return self.commits.begin_sync(self.now_ms())
+        now_ms = self.now_ms()
+        # Readers that were woken by the last commit may have found records expired, and written that down.
+        self.commits.commit(now_ms)
+        return self.commits.begin_sync(now_ms)
 
     def finish_sync(self, job: SyncJob) -> None:
         self.counters.syncs.add(job.run_ms)
@@ -136,6 +146,7 @@ class Engine:
     def tick(self) -> None:
         now_ms = self.now_ms()
         self._answer_polls(self._polls.take_expired(now_ms), now_ms)
+        self.queues.tick(now_ms)
         self.commits.release_idle_reservations(now_ms)
 
     def _answer_polls(self, polls: list[Waiting], now_ms: int) -> None:
@@ -145,7 +156,8 @@ class Engine:
             self._answer_read(waiting.request, waiting.topic, result)
 
     def next_deadline_ms(self) -> int | None:
-        return self._polls.next_deadline_ms()
+        deadlines = (self._polls.next_deadline_ms(), self.queues.next_deadline_ms())
+        return min((at for at in deadlines if at is not None), default=None)
 
     # --- writes -----------------------------------------------------------------------------------------
 
@@ -171,12 +183,14 @@ class Engine:
         ts = max(now_ms, topic.staged_ts) if topic is not None else now_ms
         first = topic.staged_head + 1 if topic is not None else 1
         batch = encode_batch(write, len(request.body), first, ts, self.settings)
-        self._check_caps(config, topic, batch, now_ms, name)
+        self.check_caps(config, topic, batch, now_ms, name)
         created = topic is None
         if topic is None:
-            topic = self._stage_create(name, config, now_ms)
+            topic = self.stage_create(name, config, now_ms)
         self._make_room_for_key(topic, idem)
-        pending = PendingAppend(request, topic, batch, first, ts, 0, idem, created)
+        marks = job_marks(write, ts) if topic.config.type == "queue" else ()
+        extra = AppendExtra(idem, None, marks) if idem is not None or marks else NO_EXTRA
+        pending = PendingAppend(request, topic, batch, first, ts, 0, extra, created)
         self.commits.stage_append(pending)
         self.counters.appends += 1
         self.counters.records_appended += batch.count
@@ -213,7 +227,7 @@ class Engine:
             topic.dedupe.forget_oldest()
             self.state.dedupe_keys -= 1
 
-    def _check_caps(
+    def check_caps(
         self, config: TopicConfig, topic: Topic | None, batch: Batch, now_ms: int, name: str
     ) -> None:
         size = len(batch.json)
@@ -231,7 +245,7 @@ class Engine:
         if config.durability == "ephemeral" and self.state.resident_bytes() + size > EPHEMERAL_MAX_BYTES:
             raise Throttled(limit="ephemeral_bytes", max=EPHEMERAL_MAX_BYTES)
 
-    def _stage_create(self, name: str, config: TopicConfig, now_ms: int) -> Topic:
+    def stage_create(self, name: str, config: TopicConfig, now_ms: int) -> Topic:
         catalog = self.state.catalog
         topic = catalog.plan(name, config, now_ms)
         self.commits.reserve_on_create(topic)
@@ -257,7 +271,7 @@ class Engine:
                 raise InvalidRequest("not a valid topic name")
             self._check_topic_cap(request)
             self.commits.check_writable()
-            made = self._stage_create(name, config, now_ms)
+            made = self.stage_create(name, config, now_ms)
             self._answer_when_synced(request, made, now_ms, lambda _: (201, put_json(made, True)))
             return
         base = self._configs.get(topic, topic.config)
@@ -320,7 +334,7 @@ class Engine:
         if wanted.before_seq is None and wanted.match is None:
             raise InvalidRequest("give before_seq, match or both")
         match = parse_match(wanted.match) if wanted.match is not None else None
-        topic = self._visible(request)
+        topic = self.visible(request)
         self.commits.check_writable()
         fact = RecordsDeleted(
             topic.head, wanted.before_seq, [*match.to_wire()] if match is not None else None
@@ -336,7 +350,7 @@ class Engine:
 
     # --- reads ------------------------------------------------------------------------------------------
 
-    def _visible(self, request: Request) -> Topic:
+    def visible(self, request: Request) -> Topic:
         topic = self.state.catalog.visible.get(request.topic)
         if topic is None:
             raise TopicNotFound(topic=request.topic)
@@ -348,7 +362,9 @@ class Engine:
     def _read(self, request: Request) -> None:
         wanted = decode_diff(request.body)
         view = view_of(wanted, self.settings)
-        topic = self._visible(request)
+        if request.option("data") is False:
+            view = view._replace(include_data=False)
+        topic = self.visible(request)
         now_ms = self.now_ms()
         if request.option("touch") is not False:
             topic.last_read_ts = now_ms
@@ -409,6 +425,8 @@ class Engine:
         for topic in changed:
             for told in self.on_changed:
                 told(topic)
+            if topic.queue is not None:
+                self.queues.topic_changed(topic)
             if topic.waiters:
                 for waiting in self._polls.take(topic):
                     self._retry_poll(waiting, now_ms)
@@ -429,7 +447,8 @@ class Engine:
             self._polls.add(waiting.moved_to(result))
 
     def _cancel(self, request: Request) -> None:
-        cancelled = self._polls.cancel(request.sink, request.option("id"))
+        named = request.option("id")
+        cancelled = self._polls.cancel(request.sink, named) or self.queues.cancel(request.sink, named)
         if cancelled is not None:
             cancelled.sink.answer(cancelled.id, 499, b"")
 
@@ -440,13 +459,15 @@ class Engine:
     def expire_all_polls(self) -> None:
         """Answer every waiting read as it stands, at shutdown."""
         self._answer_polls(self._polls.take_all(), self.now_ms())
+        self.queues.expire_all()
 
     def forget_sink(self, sink: object) -> None:
         """A link is gone: nobody waits for the answers of its polls."""
         self._polls.forget(sink)
+        self.queues.forget_sink(sink)
 
     def _state(self, request: Request) -> None:
-        topic = self._visible(request)
+        topic = self.visible(request)
         now_ms = self.now_ms()
         self.sweep(topic, now_ms)
         if request.option("touch") is not False:

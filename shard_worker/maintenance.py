@@ -16,7 +16,7 @@ from shard_worker.core.topic import Topic
 from shard_worker.disk.cold_tier import RelocateJob, forget_cold_segments
 from shard_worker.disk.record_store import RecordStore, segment_file_name, segment_number
 from shard_worker.disk.recovery import ShardPaths
-from shard_worker.disk.sealing import SealJob, SealPlan, plan_share
+from shard_worker.disk.sealing import SealJob, SealPlan, TopicShare, plan_share
 from shard_worker.disk.snapshots import (
     SnapshotInfo,
     SnapshotJob,
@@ -195,7 +195,8 @@ class Maintenance:
 
     def _seal_job(self) -> SealJob | None:
         engine = self._engine
-        shares, size = [], 0
+        shares: list[TopicShare] = []
+        size = 0
         for topic in list(self.due):
             if size >= SEAL_PASS_MAX_BYTES:
                 break

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from shard_worker.core.topic import Topic
     from shared.control_frames import Control
     from shared.snapshot_items import SnapTopic
+    from shared.wal_format import AppendExtra
 
 
 class Pending(Protocol):
@@ -34,10 +35,10 @@ class PendingAppend:
     __slots__ = (
         "batch",
         "created",
+        "extra",
         "first",
         "followers",
         "gated",
-        "idem",
         "json_lsn",
         "lsn",
         "request",
@@ -55,7 +56,7 @@ class PendingAppend:
         first: int,
         ts: int,
         reserved: int,
-        idem: str | None,
+        extra: AppendExtra,
         created: bool,
     ) -> None:
         self.request = request
@@ -64,7 +65,7 @@ class PendingAppend:
         self.first = first
         self.ts = ts
         self.reserved = reserved
-        self.idem = idem
+        self.extra = extra
         self.created = created
         self.gated = False
         self.lsn = 0
@@ -89,7 +90,7 @@ class PendingAppend:
             self.size,
             batch.column_flags,
             self.reserved,
-            self.idem,
+            self.extra,
         )
 
     def answer(self, timings: Timings) -> None:

@@ -48,6 +48,7 @@ class Shard:
         clock: Clock,
         progress: Progress = lambda _: None,
         wal_file_bytes: int = WAL_FILE_BYTES,
+        token_prefix: Callable[[], str] = lambda: "lease_",
     ) -> Shard:
         paths = shard_paths(settings, shard)
         recovered = recover(fs, paths, shard, settings, wal_file_bytes, wall_ms(), progress)
@@ -58,6 +59,7 @@ class Shard:
             shard=shard,
             wall_ms=wall_ms,
             clock=clock,
+            token_prefix=token_prefix,
         )
         _begin_session(engine, recovered, fs.boot_id())
         maintenance = Maintenance(fs, paths, engine, recovered.store, recovered.snapshot)
@@ -91,6 +93,8 @@ def _begin_session(engine: Engine, recovered: Recovered, boot_id: str) -> None:
         if ephemeral:
             recovered.state.live_bytes -= topic.bytes
             topic.apply_loss(recovered.state.source)
+        if topic.queue is not None and not topic.config.leases_durable:
+            topic.queue.drop_leases()
         topic.staged_head, topic.staged_ts = topic.head, topic.last_ts
     session = Session(boot_id, topicsd_version())
     engine.commits.stage_control(PendingControl(session, None, now_ms))

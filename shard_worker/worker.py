@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import socket
 import time
 from enum import IntEnum
@@ -62,7 +63,9 @@ def _recover(channel: ChildChannel, boot: Boot, fs: RealFileSystem, number: int)
     def progress(done: float) -> None:
         nonlocal last_report
         if channel.hung_up():
-            raise SystemExit(Exit.CLEAN)  # told to stop while replaying: nothing was changed, nothing to flush
+            raise SystemExit(
+                Exit.CLEAN
+            )  # told to stop while replaying: nothing was changed, nothing to flush
         if time.perf_counter() - last_report >= _PROGRESS_EVERY_S:
             last_report = time.perf_counter()
             channel.report("replaying", progress=round(done, 3))
@@ -75,6 +78,8 @@ def _recover(channel: ChildChannel, boot: Boot, fs: RealFileSystem, number: int)
         wall_ms=lambda: time.time_ns() // 1_000_000,
         clock=time.perf_counter,
         progress=progress,
+        # Tokens of an earlier life must not fit the leases of this one.
+        token_prefix=lambda: f"lease_{secrets.token_urlsafe(9)}_",
     )
     for note in shard.report.notes:
         log.warning("shard.recovery_note", extra={"shard": number, "note": note})

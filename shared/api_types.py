@@ -160,6 +160,11 @@ class RecordIn(Struct, gc=False):
     node: str | None = None
     key: str | None = None
     meta: Raw | UnsetType = UNSET
+    # For queues; a log topic takes no notice of them.
+    deliver_at: Millis | None = None
+    delay_ms: Millis | None = None
+    priority: int | None = None
+    group: str | None = None
 
 
 class WriteRequest(Struct):
@@ -187,6 +192,49 @@ class PlainWriteRequest(Struct, forbid_unknown_fields=True):
     create: bool | None = None
     config: TopicConfigIn | None = None
     disable_backpressure: bool = False
+
+
+class ClaimRequest(Struct):
+    """Body of `POST /v0/topics/:t/claim`."""
+
+    node: str
+    max: Count = 1
+    lease_ms: Millis | None = None
+    wait_ms: Millis = 0
+
+
+class AckRequest(Struct):
+    """Body of `POST /v0/topics/:t/ack`."""
+
+    node: str
+    seqs: list[Seq]
+    lease_ids: list[str] | None = None
+
+
+class NackRequest(Struct):
+    """Body of `POST /v0/topics/:t/nack`."""
+
+    node: str
+    seqs: list[Seq]
+    lease_ids: list[str] | None = None
+    delay_ms: Millis = 0
+
+
+class ExtendRequest(Struct):
+    """Body of `POST /v0/topics/:t/extend`."""
+
+    node: str
+    seqs: list[Seq]
+    lease_ms: Millis
+    lease_ids: list[str] | None = None
+
+
+class RedriveRequest(Struct):
+    """Body of `POST /v0/topics/:t/redrive`: move dead letters back into this queue."""
+
+    source: str = msgspec.field(name="from")
+    match: str | list[str] | None = None
+    limit: Count = 0
 
 
 class DiffRequest(Struct):
@@ -222,6 +270,11 @@ _T = TypeVar("_T")
 
 _plain_write_decoder = msgspec.json.Decoder(PlainWriteRequest)
 _write_decoder = msgspec.json.Decoder(WriteRequest)
+_claim_decoder = msgspec.json.Decoder(ClaimRequest)
+_ack_decoder = msgspec.json.Decoder(AckRequest)
+_nack_decoder = msgspec.json.Decoder(NackRequest)
+_extend_decoder = msgspec.json.Decoder(ExtendRequest)
+_redrive_decoder = msgspec.json.Decoder(RedriveRequest)
 _diff_decoder = msgspec.json.Decoder(DiffRequest)
 _delete_decoder = msgspec.json.Decoder(DeleteRequest)
 _config_decoder = msgspec.json.Decoder(TopicConfigIn)
@@ -253,6 +306,26 @@ def decode_write(body: bytes) -> WriteRequest | PlainWriteRequest:
 def decode_diff(body: bytes) -> DiffRequest:
     """An empty body is the empty request: every field has a default."""
     return _decode(_diff_decoder.decode, body) if body else DiffRequest()
+
+
+def decode_claim(body: bytes) -> ClaimRequest:
+    return _decode(_claim_decoder.decode, body)
+
+
+def decode_ack(body: bytes) -> AckRequest:
+    return _decode(_ack_decoder.decode, body)
+
+
+def decode_nack(body: bytes) -> NackRequest:
+    return _decode(_nack_decoder.decode, body)
+
+
+def decode_extend(body: bytes) -> ExtendRequest:
+    return _decode(_extend_decoder.decode, body)
+
+
+def decode_redrive(body: bytes) -> RedriveRequest:
+    return _decode(_redrive_decoder.decode, body)
 
 
 def decode_delete(body: bytes) -> DeleteRequest:

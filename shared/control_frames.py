@@ -8,6 +8,7 @@ from typing import ClassVar, NamedTuple
 
 from shared.cbor_body import (
     Fields,
+    as_bool,
     as_list,
     as_map,
     as_text,
@@ -212,6 +213,56 @@ class Session:
         return cls(fields.need("boot_id", as_text), fields.need("version", as_text))
 
 
+class LeaseRow(NamedTuple):
+    seq: int
+    token: str
+    deadline_ms: int
+    deliveries: int
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobsLeased:
+    kind: ClassVar[Kind] = Kind.JOBS_LEASED
+    leases: tuple[LeaseRow, ...]
+
+    def to_map(self) -> dict[str, object]:
+        return {"leases": [list(lease) for lease in self.leases]}
+
+    @classmethod
+    def from_fields(cls, fields: Fields) -> "JobsLeased":
+        return cls(fields.need("leases", lambda value: list_of(value, _as_lease)))
+
+
+@dataclass(frozen=True, slots=True)
+class JobsDone:
+    kind: ClassVar[Kind] = Kind.JOBS_DONE
+    seqs: tuple[int, ...]
+    dead: bool = False
+    """Moved to the dead letters, where they are already."""
+
+    def to_map(self) -> dict[str, object]:
+        return {"seqs": list(self.seqs), "dead": self.dead}
+
+    @classmethod
+    def from_fields(cls, fields: Fields) -> "JobsDone":
+        return cls(fields.need("seqs", lambda value: list_of(value, as_uint)), fields.need("dead", as_bool))
+
+
+@dataclass(frozen=True, slots=True)
+class JobsReleased:
+    kind: ClassVar[Kind] = Kind.JOBS_RELEASED
+    jobs: tuple[tuple[int, int], ...]
+    """(seq, when it is due)"""
+
+    def to_map(self) -> dict[str, object]:
+        return {"jobs": [list(job) for job in self.jobs]}
+
+    @classmethod
+    def from_fields(cls, fields: Fields) -> "JobsReleased":
+        return cls(fields.need("jobs", lambda value: list_of(value, _as_seq_and_time)))
+
+
 _Mapped = (
     TopicCreated
     | TopicConfigured
@@ -222,6 +273,9 @@ _Mapped = (
     | Synced
     | SegmentsReplaced
     | Session
+    | JobsLeased
+    | JobsDone
+    | JobsReleased
 )
 Control = _Mapped | TopicDeleted | FileEnded
 
@@ -236,6 +290,9 @@ _MAPPED: dict[int, type[_Mapped]] = {
     Synced.kind: Synced,
     SegmentsReplaced.kind: SegmentsReplaced,
     Session.kind: Session,
+    JobsLeased.kind: JobsLeased,
+    JobsDone.kind: JobsDone,
+    JobsReleased.kind: JobsReleased,
 }
 
 
@@ -258,6 +315,16 @@ def decode_control(frame: Frame) -> Control:
     control = mapped.from_fields(fields)
     fields.done()
     return control
+
+
+def _as_lease(value: object) -> LeaseRow:
+    seq, token, deadline_ms, deliveries, node = as_list(value, 5)
+    return LeaseRow(as_uint(seq), as_text(token), as_uint(deadline_ms), as_uint(deliveries), as_text(node))
+
+
+def _as_seq_and_time(value: object) -> tuple[int, int]:
+    seq, due_ms = as_list(value, 2)
+    return as_uint(seq), as_uint(due_ms)
 
 
 def as_tier(value: object) -> str:

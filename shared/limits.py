@@ -154,3 +154,18 @@ TURNS_BEFORE_YIELD: Final = 16
 
 TOPIC_SERIES_MAX: Final = 1000
 """Topics that one worker reports with metrics of their own."""
+
+JOB_DELAY_MAX_MS: Final = 366 * 86_400_000
+"""Milliseconds by which the first delivery of a job can be put off."""
+
+JOB_GROUP_MAX_BYTES: Final = 256
+"""UTF-8 bytes of a job's group; longer is 400."""
+
+MOVE_RETRY_MS: Final = 1000
+"""Milliseconds before a job that its dead letters could not take is tried again."""
+
+REDRIVE_DEFAULT_LIMIT: Final = 100
+"""Dead letters moved back by one call that does not say how many."""
+
+REDRIVE_MAX_LIMIT: Final = 1000
+"""Dead letters moved back by one call at the most."""

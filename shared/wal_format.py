@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import NamedTuple
 
-from shared.cbor_body import U64_MAX, as_list, as_text, as_uint, dump_map, load_map, without_none
+from shared.cbor_body import U64_MAX, as_list, as_text, as_uint, dump_map, list_of, load_map, without_none
 from shared.columns import COLUMNS_MASK, Columns
 from shared.file_header import WAL_MAGIC, FileHeader, decode_file_header, encode_file_header
 from shared.format_errors import BadBytes
@@ -34,12 +34,30 @@ class RouterMark(NamedTuple):
     source_seq: int
 
 
+class JobMark(NamedTuple):
+    """What the writer of a job asked for; of the record at this place in the batch."""
+
+    place: int
+    deliver_at_ms: int
+    priority: int
+    group: str | None
+
+
+class MoveMark(NamedTuple):
+    """The record at this place came from another topic; `identity` says which record it was there."""
+
+    place: int
+    identity: str
+
+
 class AppendExtra(NamedTuple):
-    idem: str | None
-    router: RouterMark | None
+    idem: str | None = None
+    router: RouterMark | None = None
+    jobs: tuple[JobMark, ...] = ()
+    moved: tuple[MoveMark, ...] = ()
 
 
-_NO_EXTRA = AppendExtra(None, None)
+NO_EXTRA = AppendExtra()
 
 
 @dataclass(slots=True)
@@ -80,9 +98,18 @@ def decode_wal_header(buffer: bytes | memoryview) -> FileHeader:
     return decode_file_header(WAL_MAGIC, buffer)
 
 
-def encode_extra(idem: str | None = None, router: RouterMark | None = None) -> bytes:
-    """What goes behind the columns; a frame that has it carries FLAG_EXTRA."""
-    cbor = dump_map(without_none(idem=idem, router=None if router is None else list(router)))
+def encode_extra(extra: AppendExtra) -> bytes:
+    """What goes behind the columns; a frame that has it carries FLAG_EXTRA. Empty if there is nothing to say."""
+    if extra == NO_EXTRA:
+        return b""
+    cbor = dump_map(
+        without_none(
+            idem=extra.idem,
+            router=None if extra.router is None else list(extra.router),
+            jobs=[list(mark) for mark in extra.jobs] or None,
+            moved=[list(mark) for mark in extra.moved] or None,
+        )
+    )
     return cbor + _U32.pack(len(cbor))
 
 
@@ -110,7 +137,7 @@ def decode_append(frame: Frame) -> AppendView:
     json = body[APPEND_HEADER_BYTES:json_end]
     if json_len == 0 or json[-1] != _COMMA:
         raise BadBytes("the JSON part does not end with a comma", json_end)
-    columns, extra = body[json_end:], _NO_EXTRA
+    columns, extra = body[json_end:], NO_EXTRA
     if flags & FLAG_EXTRA:
         columns, extra = _split_extra(columns)
     return AppendView(first_seq, count, reserve, json, flags & COLUMNS_MASK, columns, extra)
@@ -124,9 +151,28 @@ def _split_extra(columns: memoryview) -> tuple[memoryview, AppendExtra]:
     if length > map_end:
         raise BadBytes("the extra map is longer than its part", map_end)
     fields = load_map(columns[map_end - length : map_end])
-    extra = AppendExtra(fields.maybe("idem", as_text), fields.maybe("router", _as_router_mark))
+    extra = AppendExtra(
+        fields.maybe("idem", as_text),
+        fields.maybe("router", _as_router_mark),
+        fields.maybe("jobs", lambda value: list_of(value, _as_job_mark)) or (),
+        fields.maybe("moved", lambda value: list_of(value, _as_move_mark)) or (),
+    )
     fields.done()
     return columns[: map_end - length], extra
+
+
+def _as_job_mark(value: object) -> JobMark:
+    place, deliver_at_ms, priority, group = as_list(value, 4)
+    if type(priority) is not int:
+        raise BadBytes("a priority is a whole number")
+    return JobMark(
+        as_uint(place), as_uint(deliver_at_ms), priority, None if group is None else as_text(group)
+    )
+
+
+def _as_move_mark(value: object) -> MoveMark:
+    place, identity = as_list(value, 2)
+    return MoveMark(as_uint(place), as_text(identity))
 
 
 def _as_router_mark(value: object) -> RouterMark:

@@ -35,6 +35,13 @@ class Op:
     UNSUBSCRIBE: Final = 21
     SUBSCRIBE_PREFIX: Final = 22
     UNSUBSCRIBE_PREFIX: Final = 23
+    CLAIM: Final = 30
+    ACK: Final = 31
+    NACK: Final = 32
+    EXTEND: Final = 33
+    LEASES: Final = 34
+    REDRIVE: Final = 35
+    APPEND_MOVED: Final = 36
 
 
 # Steering messages: they must get through when every credit is taken by the requests they are about.

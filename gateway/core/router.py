@@ -14,6 +14,7 @@ from typing import Generic, TypeVar
 from urllib.parse import unquote_to_bytes
 
 from gateway.core.auth import Access
+from shared.api_types import U64_MAX
 from shared.errors import InvalidRequest, MethodNotAllowed, NotFound
 
 H = TypeVar("H", bound=Callable[..., None])
@@ -143,6 +144,6 @@ def number_parameter(query: Query, name: str) -> int | None:
     if name not in query:
         return None
     value = query[name][-1]
-    if not (value.isascii() and value.isdecimal()) or len(value) > 20:
-        raise InvalidRequest(f"{name} must be an unsigned number", detail={"parameter": name})
+    if not (value.isascii() and value.isdecimal()) or len(value) > 20 or int(value) > U64_MAX:
+        raise InvalidRequest(f"{name} must be an unsigned 64-bit number", detail={"parameter": name})
     return int(value)

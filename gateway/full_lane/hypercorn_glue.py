@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 _SEND_PIECE_BYTES = 64 * 1024
 _WEBSOCKET_PING_S = 20.0
 _APP_SHUTDOWN_S = 2.0
+_MAX_REQUESTS = 1 << 30  # all the streams that one HTTP/2 connection has numbers for
 
 
 class ReplayStream(trio.abc.HalfCloseableStream):
@@ -153,6 +154,8 @@ def _config(options: EdgeOptions) -> Config:
     config.errorlog = logging.getLogger("gateway.full_lane.hypercorn")
     config.include_server_header = False
     config.keep_alive_timeout = options.keepalive_timeout_ms / 1000
+    # Its default of 1000 ends a connection in the middle of use; a request that crosses the goodbye is lost.
+    config.keep_alive_max_requests = _MAX_REQUESTS
     config.h11_max_incomplete_size = MAX_HEAD_BYTES
     config.h2_max_header_list_size = MAX_HEAD_BYTES
     config.websocket_ping_interval = _WEBSOCKET_PING_S

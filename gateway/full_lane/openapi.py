@@ -48,6 +48,7 @@ from shared.limits import (
     READ_MAX_BYTES,
     WAIT_MAX_MS,
 )
+from shared.match import FIELDS
 from shared.names import TOPIC_NAME
 from shared.settings import Settings
 
@@ -83,7 +84,7 @@ SHARD_DOWN = ShardUnavailable(shard=1, reason="the shard is starting")
 BAD_TYPE = UnsupportedMediaType()
 
 EDGE_ERRORS: list[tuple[int, TopicsError]] = [
-    (400, InvalidRequest("limit must be an unsigned number", detail={"parameter": "limit"})),
+    (400, InvalidRequest("limit must be an unsigned 64-bit number", detail={"parameter": "limit"})),
     (408, InvalidRequest("the request did not arrive in time")),
     (413, PayloadTooLarge(max_bytes=64 << 20)),
     (414, InvalidRequest("the URL is longer than 8192 bytes")),
@@ -201,7 +202,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
             _query("prefix", {"type": "string", "default": ""}, "Only names that start with this."),
             _query(
                 "page_size",
-                {"type": "integer", "minimum": 1, "default": PAGE_SIZE_DEFAULT},
+                {"type": "integer", "minimum": 1, "maximum": U64_MAX, "default": PAGE_SIZE_DEFAULT},
                 f"Entries on one page; more than {PAGE_SIZE_MAX} counts as {PAGE_SIZE_MAX}.",
             ),
             _query("cursor", {"type": "string"}, "`next_cursor` of the page before, as it was given."),
@@ -448,6 +449,21 @@ INFO = (
 
 # --- what the types do not say about their fields ---------------------------------------------------------
 
+_NAME_PATTERN = f"^{TOPIC_NAME.pattern}$"
+
+
+def _predicate(op: str, value: Json) -> Json:
+    return {
+        "type": "array",
+        "prefixItems": [{"enum": [*FIELDS]}, {"const": op}, value],
+        "minItems": 3,
+        "maxItems": 3,
+    }
+
+
+def _given(field: str) -> Json:
+    return {"required": [field], "properties": {field: {"not": {"type": "null"}}}}
+
 
 def _notes(settings: Settings) -> dict[str, dict[str, Json]]:
     """Schema and field to what is added; the field "" is the schema itself."""
@@ -460,6 +476,12 @@ def _notes(settings: Settings) -> dict[str, dict[str, Json]]:
     match: Json = {
         "description": "A tag, or `[field, op, value]`: field `tag`, `key` or `node`, op `Eq` or `Glob`. A Glob value "
         "ends with its only star.",
+        "anyOf": [
+            {"type": "string"},
+            _predicate("Eq", {"type": "string"}),
+            _predicate("Glob", {"type": "string", "pattern": r"^[^*]*\*$"}),
+            {"type": "null"},
+        ],
         "examples": [["tag", "Glob", "order-*"]],
     }
     config = {
@@ -482,7 +504,10 @@ def _notes(settings: Settings) -> dict[str, dict[str, Json]]:
         "lease_ms": {"description": f"Queues: length of a lease, {clamp('lease_ms')}. {unused}"},
         "claim_jitter_ms": {"description": f"Queues: {clamp('claim_jitter_ms')}. {unused}"},
         "max_deliveries": {"description": f"Queues: deliveries of one job. 0 = off. {unused}"},
-        "dead_letter": {"description": f"Queues: topic for jobs given up, not the topic itself. {unused}"},
+        "dead_letter": {
+            "description": f"Queues: topic for jobs given up, not the topic itself. {unused}",
+            "pattern": _NAME_PATTERN,
+        },
         "leases_durable": {"description": f"Queues: leases survive a restart. {unused}"},
         "cleanup": {"description": unused},
         "min_compaction_lag_ms": {"description": unused},
@@ -534,7 +559,7 @@ def _notes(settings: Settings) -> dict[str, dict[str, Json]]:
             "match": match,
         },
         "DeleteRequest": {
-            "": {"anyOf": [{"required": ["before_seq"]}, {"required": ["match"]}]},
+            "": {"anyOf": [_given("before_seq"), _given("match")]},
             "before_seq": {"description": "Delete records with a smaller seq."},
             "match": match,
         },
@@ -543,8 +568,18 @@ def _notes(settings: Settings) -> dict[str, dict[str, Json]]:
     }  # fmt: skip
 
 
-# Fields that no answer has in this release: type, field, type of the field.
-_NOT_ANSWERED = [("TopicState", "queue", "QueueState")]
+_QUEUE_FIELDS = {
+    ("TopicState", "queue"),
+    ("RecordIn", "deliver_at"),
+    ("RecordIn", "delay_ms"),
+    ("RecordIn", "priority"),
+    ("RecordIn", "group"),
+}
+
+
+def hidden_fields(routes: Iterable[Route[Handler]]) -> set[tuple[str, str]]:
+    """Types and fields that mean nothing to a client: what concerns jobs, if no route hands out jobs."""
+    return set() if any(route.path.endswith("/claim") for route in routes) else _QUEUE_FIELDS
 
 
 # --- building ---------------------------------------------------------------------------------------------
@@ -552,7 +587,8 @@ _NOT_ANSWERED = [("TopicState", "queue", "QueueState")]
 
 def build_document(routes: Iterable[Route[Handler]], settings: Settings, version: str) -> Json:
     """Raises KeyError for a route that is not in OPERATIONS."""
-    schemas = _component_schemas(settings)
+    routes = list(routes)
+    schemas = _component_schemas(settings, hidden_fields(routes))
     responses: Json = {}
     paths: dict[str, Json] = {}
     for route in routes:
@@ -624,7 +660,7 @@ def _parameters(route: Route[Handler], operation: Operation, schemas: Json) -> l
                 "in": "path",
                 "required": True,
                 "description": "Name of the topic: case-sensitive, percent-decoded once.",
-                "schema": {"type": "string", "pattern": f"^{TOPIC_NAME.pattern}$"},
+                "schema": {"type": "string", "pattern": _NAME_PATTERN},
                 "example": "orders",
             }
         )
@@ -718,15 +754,16 @@ _ERROR_HEADERS: dict[HTTPStatus, tuple[str, Json, str]] = {
 }
 
 
-def _component_schemas(settings: Settings) -> Json:
+def _component_schemas(settings: Settings, hidden: set[tuple[str, str]]) -> Json:
     types: list[type] = [api_types.ErrorBody]
     for operation in OPERATIONS.values():
         types += [answer.type for answer in operation.answers]
         types += [] if operation.body is None else [operation.body]
     types = list(dict.fromkeys(types))
     _, built = msgspec.json.schema_components(types, ref_template=SCHEMAS + "{name}")
-    for name, field, type_name in _NOT_ANSWERED:
-        del built[name]["properties"][field], built[type_name]
+    for name, field in hidden:
+        gone = built[name]["properties"].pop(field, {})
+        built.pop(gone.get("$ref", "").removeprefix(SCHEMAS), None)
     defaults = msgspec.structs.asdict(DEFAULT_CONFIG)
     all_notes = _notes(settings)
     for name, schema in built.items():

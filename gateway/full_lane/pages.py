@@ -262,12 +262,15 @@ def type_text(schema: Json) -> str:
         name = escape(schema["$ref"].removeprefix(SCHEMAS))
         return Markup('<a href="#type-{0}">{0}</a>').format(name)
     if "anyOf" in schema:
-        return Markup(" or ").join(type_text(choice) for choice in schema["anyOf"])
+        # Two choices may look alike in a few words.
+        return Markup(" or ").join(dict.fromkeys(type_text(choice) for choice in schema["anyOf"]))
     if "enum" in schema:
         return Markup(", ").join(Markup("<code>{}</code>").format(choice) for choice in schema["enum"])
     kind = schema.get("type", "any JSON value")
     if isinstance(kind, list):
         kind = " or ".join(kind)
+    if "prefixItems" in schema:
+        return Markup("predicate")
     if kind == "array":
         counts = f"{schema['minItems']} … {schema['maxItems']} " if "maxItems" in schema else ""
         return Markup("list of {}{}").format(counts, type_text(schema.get("items", {})))

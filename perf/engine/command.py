@@ -38,10 +38,10 @@ def main() -> None:
     print_table("Aims", [aim.row() for aim in aims])
     took_s = round(time.perf_counter() - started)
     print(f"\n{took_s} s in all, {'short' if options.short else 'full'} mode")
-    if not options.only:
-        mode = {"mode": "short" if options.short else "full", "took_s": took_s}
-        name = "engine-short" if options.short else "engine"
-        path = save(name, {"machine": found, **mode, **tables, "aims": [aim.row() for aim in aims]})
+    if not options.only and not options.short:
+        path = save(
+            "engine", {"machine": found, "took_s": took_s, **tables, "aims": [aim.row() for aim in aims]}
+        )
         print(f"saved as perf/results/{path.name}")
 
 
@@ -75,7 +75,7 @@ def _flat(row: Row) -> Row:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m perf.engine", description=__doc__)
-    parser.add_argument("--short", action="store_true", help="less of everything, within a minute")
+    parser.add_argument("--short", action="store_true", help="less of everything, in a minute; saves nothing")
     parser.add_argument("--only", action="append", choices=tuple(_TITLES), help="this part (may be repeated)")
     parser.add_argument("--profile", action="store_true", help="where the time of appends and reads goes")
     parser.add_argument("--dir", help="a directory on the file system to measure; default: the temporary one")

@@ -13,14 +13,29 @@ from itertools import accumulate
 
 import msgspec
 
-from shared.api_types import PlainRecordIn, PlainWriteRequest, RecordIn, WriteRequest, meta_bytes
+from shared.api_types import (
+    CLAMPED,
+    PlainRecordIn,
+    PlainWriteRequest,
+    RecordIn,
+    WriteRequest,
+    meta_bytes,
+)
 from shared.columns import DATA_NULL, HAS_KEY, HAS_META, HAS_NODE, HAS_TAG, encode_columns
 from shared.errors import BatchTooLarge, InvalidRequest, RecordTooLarge
-from shared.limits import IDEMPOTENCY_KEY_MAX_CHARS, META_MAX_KEYS
+from shared.limits import (
+    IDEMPOTENCY_KEY_MAX_CHARS,
+    JOB_DELAY_MAX_MS,
+    JOB_GROUP_MAX_BYTES,
+    META_MAX_KEYS,
+)
 from shared.settings import Settings
+from shared.wal_format import JobMark
 
 _THREE_DIGITS = [b"%03d" % number for number in range(1000)]
 _NUMBERS = [b"%d" % number for number in range(1000)]
+
+_LEAST_URGENT, _MOST_URGENT = CLAMPED["priority"]
 
 _meta_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -45,15 +60,24 @@ def check_write(write: WriteRequest | PlainWriteRequest, settings: Settings) -> 
 
 
 def encode_batch(
-    write: WriteRequest | PlainWriteRequest, body_bytes: int, first_seq: int, ts: int, settings: Settings
+    write: WriteRequest | PlainWriteRequest,
+    body_bytes: int,
+    first_seq: int,
+    ts: int,
+    settings: Settings,
+    *,
+    trusted: bool = False,
 ) -> Batch:
-    """`body_bytes`: the length of the whole request; a record cannot be larger than that."""
+    """`body_bytes`: the length of the whole request; a record cannot be larger than that.
+
+    `trusted`: records that were within the limits where they come from, and may have grown by what we added.
+    """
     if isinstance(write, PlainWriteRequest):
         if body_bytes > settings.max_record_bytes:
             for index, record in enumerate(write.records):
                 _check_size(len(record.data), index, settings)
         return _encode_plain(write.records, first_seq, ts)
-    return _encode_rich(write.records, write.node, first_seq, ts, settings)
+    return _encode_rich(write.records, write.node, first_seq, ts, settings, trusted)
 
 
 def _check_size(size: int, index: int, settings: Settings) -> None:
@@ -98,7 +122,12 @@ def _plain_ends(datas: list[msgspec.Raw], first_seq: int, stamp: int) -> array[i
 
 
 def _encode_rich(
-    records: list[RecordIn], batch_node: str | None, first_seq: int, ts: int, settings: Settings
+    records: list[RecordIn],
+    batch_node: str | None,
+    first_seq: int,
+    ts: int,
+    settings: Settings,
+    trusted: bool,
 ) -> Batch:
     parts: list[bytes] = []
     flags = bytearray()
@@ -109,8 +138,11 @@ def _encode_rich(
     stamp = b',"$ts":%d' % ts
     for index, record in enumerate(records):
         data = bytes(record.data)
-        meta = _checked_meta(record, index, settings)
-        _check_size(len(data) + len(meta), index, settings)
+        if trusted:
+            meta = meta_bytes(record) or b""
+        else:
+            meta = _checked_meta(record, index, settings)
+            _check_size(len(data) + len(meta), index, settings)
         node = record.node if record.node is not None else batch_node
         nodes.append(_label("node", node, index, settings.max_node_bytes))
         tags.append(_label("tag", record.tag, index, settings.max_tag_bytes))
@@ -165,3 +197,23 @@ def _checked_meta(record: RecordIn, index: int, settings: Settings) -> bytes:
             detail={"record": index, "field": "meta"},
         )
     return meta
+
+
+def job_marks(write: WriteRequest | PlainWriteRequest, ts: int) -> tuple[JobMark, ...]:
+    """What the writer asked for single jobs: a delay, a priority, a group."""
+    if isinstance(write, PlainWriteRequest):
+        return ()
+    marks = []
+    for place, record in enumerate(write.records):
+        deliver_at = record.deliver_at or (ts + record.delay_ms if record.delay_ms else 0)
+        if not deliver_at and not record.priority and record.group is None:
+            continue
+        if record.deliver_at is not None and record.delay_ms is not None:
+            raise InvalidRequest(f"record {place}: give deliver_at or delay_ms, not both")
+        if deliver_at > ts + JOB_DELAY_MAX_MS:
+            raise InvalidRequest(f"record {place}: a job can be delayed by at most {JOB_DELAY_MAX_MS} ms")
+        priority = max(_LEAST_URGENT, min(record.priority or 0, _MOST_URGENT))
+        if record.group is not None:
+            _label("group", record.group, place, JOB_GROUP_MAX_BYTES)
+        marks.append(JobMark(place, deliver_at, priority, record.group))
+    return tuple(marks)

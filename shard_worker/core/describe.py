@@ -12,7 +12,7 @@ _json = msgspec.json.encode
 
 def state_json(topic: Topic, shard: int, now_ms: int) -> bytes:
     config = topic.config
-    fields = {
+    fields: dict[str, object] = {
         "topic": topic.name,
         "type": config.type,
         "head_seq": topic.head,
@@ -27,6 +27,15 @@ def state_json(topic: Topic, shard: int, now_ms: int) -> bytes:
         "epoch": topic.epoch,
         "shard": shard,
     }
+    if topic.queue is not None:
+        queue = topic.queue
+        queue.settle(topic, now_ms)
+        fields["queue"] = {
+            "ready": queue.ready(topic),
+            "in_flight": queue.in_flight,
+            "delayed": queue.delayed,
+            "dead_lettered": queue.dead_lettered,
+        }
     return _json(fields)[:-1]
 
 

@@ -79,6 +79,10 @@ class HotIndex:
             return index + 1
         return index
 
+    def last_from(self, seq: int) -> int:
+        """The last entry that starts at or before `seq`, whether it reaches that far or not."""
+        return bisect_right(self.first, seq, self.start) - 1
+
     def first_not_older(self, ts: int) -> int:
         """The first entry whose `ts` is at least `ts`."""
         return bisect_left(self.ts, ts, self.start)

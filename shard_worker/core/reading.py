@@ -59,11 +59,17 @@ class View(NamedTuple):
     include_tags: bool
     include_keys: bool
     include_meta: bool
+    include_data: bool = True
 
     @property
     def plain(self) -> bool:
         return not (
-            self.nodes or self.match or self.include_tags or self.include_keys or not self.include_meta
+            self.nodes
+            or self.match
+            or self.include_tags
+            or self.include_keys
+            or not self.include_meta
+            or not self.include_data
         )
 
 
@@ -136,7 +142,8 @@ def read(
         earliest = _first_live(topic, earliest)
     start, stop, tombstone = _bounds(topic, from_seq, floor, earliest)
     if upto is not None and upto < stop:
-        stop = max(upto, from_seq)
+        # A reader that stands behind `upto` gets nothing; one that knows an older topic starts all over.
+        stop = upto if from_seq > topic.head else max(upto, from_seq)
     result = ReadResult(stop, tombstone, earliest, [], [], 0, 0)
     if start > stop:
         return result
@@ -257,7 +264,7 @@ def _read_hot(
 ) -> None:
     """The part of a plain read that is hot: whole batches without a look inside, cut ones at both ends."""
     hot = topic.hot
-    end = hot.index_of(stop)
+    end = hot.last_from(stop)
     stretches: list[tuple[int, int, int]] = []  # entry, begin and end of its bytes
     sizes = hot.size[index : end + 1]
     whole = hot.first[index] >= start and hot.first[end] + hot.count[end] - 1 <= stop and sum(sizes) <= budget
@@ -330,7 +337,7 @@ def _read_filtered(
         low, high = piece.index_of(start), piece.index_of(stop + 1)
         if low >= high:
             break
-        wanted = _wanted(topic, piece, low, high, view)
+        wanted = wanted_in(topic, piece, low, high, view)
         ends = piece.columns.ends
         for index in range(low, high):
             seq = piece.seq_at(index)
@@ -351,7 +358,8 @@ def _read_filtered(
             return
 
 
-def _wanted(topic: Topic, piece: Piece, low: int, high: int, view: View) -> Sequence[bool]:
+def wanted_in(topic: Topic, piece: Piece, low: int, high: int, view: View) -> Sequence[bool]:
+    """Which of the piece's records [low, high) are live and not filtered out."""
     wanted = [topic.is_live(piece.seq_at(index)) for index in range(low, high)]
     if view.nodes:
         for index, node in enumerate(piece.columns.values("node")[low:high]):
@@ -370,8 +378,14 @@ def _project(piece: Piece, index: int, view: View) -> bytes | memoryview:
     columns = piece.columns
     ends = columns.ends
     record = piece.json[ends[index - 1] if index else 0 : ends[index]]
-    if not view.include_meta and columns.meta is not None and columns.meta[index]:
-        record = memoryview(bytes(record[: -2 - columns.meta[index]]) + b"},")
+    meta_bytes = columns.meta[index] if columns.meta is not None else 0
+    if not view.include_data:
+        text = bytes(record)
+        # In front of it stand numbers and the node, a string, in which this quote would be escaped.
+        data_end = len(text) - 2 - meta_bytes
+        record = memoryview(text[: text.index(b',"data":')] + text[data_end:])
+    if not view.include_meta and meta_bytes:
+        record = memoryview(bytes(record[: -2 - meta_bytes]) + b"},")
     labels = b""
     if view.include_tags and (tag := columns.tag(index)) is not None:
         labels += b',"$tag":' + msgspec.json.encode(tag.decode())
@@ -381,5 +395,8 @@ def _project(piece: Piece, index: int, view: View) -> bytes | memoryview:
         return record
     # Behind the `$ts` number, which starts behind the second colon and ends at the next comma.
     text = bytes(record)
-    at = text.index(b",", text.index(b'"$ts":'))
+    stamp = text.index(b'"$ts":')
+    at = text.find(b",", stamp, -1)
+    if at < 0:  # nothing follows the stamp: the record is shown without its data
+        at = len(text) - 2
     return text[:at] + labels + text[at:]

@@ -43,5 +43,5 @@ def _replay_append(state: ShardState, frame: Frame) -> None:
         len(view.json),
         view.column_flags,
         view.last_seq + view.reserve,
-        view.extra.idem,
+        view.extra,
     )

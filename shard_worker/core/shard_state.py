@@ -11,12 +11,16 @@ from dataclasses import dataclass
 
 from shard_worker.core.catalog import Catalog
 from shard_worker.core.dedupe import DedupeWindow
+from shard_worker.core.lease_queue import JobSpec, LeaseQueue, written_at
 from shard_worker.core.piece import PieceSource
 from shard_worker.core.topic import REASON_MIXED, Resident, Topic
 from shard_worker.core.topic_snapshot import topic_from_snapshot
 from shared.api_types import config_from_dict
 from shared.control_frames import (
     Hole,
+    JobsDone,
+    JobsLeased,
+    JobsReleased,
     RecordsDeleted,
     Sealed,
     SegmentMoved,
@@ -29,6 +33,7 @@ from shared.control_frames import (
 )
 from shared.match import Match
 from shared.snapshot_items import SnapTopic
+from shared.wal_format import NO_EXTRA, AppendExtra
 
 TIER_HOT, TIER_COLD = "hot", "cold"
 
@@ -54,6 +59,9 @@ Fact = (
     | SegmentMoved
     | Session
     | Synced
+    | JobsLeased
+    | JobsDone
+    | JobsReleased
 )
 
 
@@ -84,7 +92,7 @@ class ShardState:
         size: int,
         flags: int,
         reserved: int,
-        idem: str | None,
+        extra: AppendExtra,
     ) -> None:
         """`lsn` is the frame's, `json_lsn` that of its JSON part (0: resident)."""
         if json_lsn:
@@ -101,8 +109,17 @@ class ShardState:
             topic.reserved = reserved
         if ts > self.clock_ms:
             self.clock_ms = ts
-        if idem is not None:
-            self._remember(topic, idem, first, count, ts)
+        if extra is not NO_EXTRA:
+            self._apply_extra(topic, first, count, ts, extra)
+
+    def _apply_extra(self, topic: Topic, first: int, count: int, ts: int, extra: AppendExtra) -> None:
+        if extra.idem is not None:
+            self._remember(topic, extra.idem, first, count, ts)
+        for mark in extra.moved:
+            topic.moved[mark.identity] = first + mark.place
+        if topic.queue is not None:
+            for job in extra.jobs:
+                topic.queue.add(first + job.place, ts, JobSpec(job.deliver_at_ms, job.priority, job.group))
 
     def keep_resident(self, topic: Topic, first: int, json: bytes, columns: bytes) -> None:
         """The bytes of an ephemeral batch, in front of its `apply_append`."""
@@ -151,13 +168,15 @@ class ShardState:
             return 0
         topic.lsn = lsn
         size_before = topic.bytes
-        removed = self._apply_to(topic, fact)
+        removed = self._apply_to(topic, fact, ts)
         self.live_bytes += topic.bytes - size_before
         return removed
 
-    def _apply_to(self, topic: Topic, fact: Fact) -> int:
+    def _apply_to(self, topic: Topic, fact: Fact, ts: int) -> int:
         held = topic.count
         match fact:
+            case JobsLeased() | JobsDone() | JobsReleased():
+                self._apply_jobs(topic, fact, ts)
             case TopicConfigured():
                 config = self.catalog.shared_config(config_from_dict(fact.config))
                 topic.apply_config(config, self.source)
@@ -173,6 +192,27 @@ class ShardState:
                 self.evicted += held - topic.count
         return 0
 
+    def _apply_jobs(self, topic: Topic, fact: JobsLeased | JobsDone | JobsReleased, ts: int) -> None:
+        queue = topic.queue
+        if isinstance(fact, JobsDone):
+            topic.apply_remove(list(fact.seqs), self.source)
+        if queue is None:
+            return  # dead letters that were moved back need not be in a queue
+        match fact:
+            case JobsLeased():
+                for row in fact.leases:
+                    if topic.is_live(row.seq):
+                        queue.apply_lease(row, ts, written_at(topic, row.seq, self.source))
+            case JobsReleased():
+                for seq, due_ms in fact.jobs:
+                    if topic.is_live(seq):
+                        queue.apply_release(seq, ts, due_ms, written_at(topic, seq, self.source))
+            case JobsDone():
+                if fact.dead:
+                    queue.dead_lettered += len(fact.seqs)
+                for seq in fact.seqs:
+                    queue.forget(seq)
+
     def _apply_created(self, lsn: int, topic_id: int, fact: TopicCreated) -> None:
         if topic_id in self.catalog.by_id:
             return
@@ -181,6 +221,8 @@ class ShardState:
             config = self.catalog.shared_config(config_from_dict(fact.config))
             topic = Topic(id=topic_id, name=fact.name, epoch=fact.epoch, config=config)
         topic.lsn = lsn
+        if topic.config.type == "queue":
+            topic.queue = LeaseQueue()
         topic.reserved = max(topic.reserved, fact.reserve)
         self.catalog.show(topic)
 

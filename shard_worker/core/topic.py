@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from shard_worker.core.dedupe import DedupeWindow
 from shard_worker.core.hot_index import IN_MEMORY, HotEntry, HotIndex
@@ -26,6 +26,9 @@ from shared.api_types import TopicConfig
 from shared.columns import Columns
 from shared.control_frames import Hole
 from shared.match import Match
+
+if TYPE_CHECKING:
+    from shard_worker.core.lease_queue import LeaseQueue
 
 REASON_CAP, REASON_TTL, REASON_MIXED, REASON_SOURCE_TRIM = "cap", "ttl", "mixed", "source_trim"
 
@@ -68,10 +71,13 @@ class Topic:
         "last_ts",
         "live_from",
         "lsn",
+        "moved",
         "name",
         "pending_bytes",
         "pending_records",
+        "queue",
         "reason",
+        "removals",
         "reserved",
         "reserved_synced",
         "resident",
@@ -117,6 +123,9 @@ class Topic:
         self.reserved = 0
         self.reserved_synced = 0
         self.waiters: list[object] | None = None
+        self.queue: LeaseQueue | None = None  # of topics that are queues
+        self.moved: dict[str, int] = {}  # records that came from another topic: identity there, seq here
+        self.removals = 0  # counts up whenever records go, so that the queue knows when to look
 
     def __repr__(self) -> str:
         return (
@@ -160,6 +169,19 @@ class Topic:
         hot = self.hot
         for index in range(hot.index_of(seq), len(hot.first)):
             yield self.hot_piece(index, source)
+
+    def next_live(self, seq: int) -> int:
+        """The first live seq at or behind `seq`; head + 1 if there is none."""
+        seq = max(seq, self.live_from)
+        while seq <= self.head:
+            at = self.deleted.first_absent(seq) if self.deleted is not None else seq
+            for hole in self.holes:
+                if hole.first <= at <= hole.last:
+                    at = hole.last + 1
+            if at == seq:
+                return seq
+            seq = at
+        return self.head + 1
 
     def is_live(self, seq: int) -> bool:
         return seq >= self.live_from and (self.deleted is None or seq not in self.deleted)
@@ -233,6 +255,7 @@ class Topic:
         self.hot_bytes = self.count = self.bytes = 0
         self.holes, self.deleted, self.terms = [], None, None
         self.live_from = self.head + 1
+        self.removals += 1
         if self.floor <= self.head:
             self.floor = self.head + 1
             self.reason = REASON_MIXED
@@ -255,9 +278,23 @@ class Topic:
     def apply_remove(self, seqs: list[int], source: PieceSource) -> int:
         """Remove single records by seq. Returns how many were live."""
         held = self.count
-        for seq in seqs:
-            if self.live_from <= seq <= self.head and self.is_live(seq):
+        hot = self.hot
+        index, piece = -1, None  # the batch that the last seq was in: the next is probably in it, too
+        for seq in sorted(seqs):
+            if not self.live_from <= seq <= self.head or not self.is_live(seq):
+                continue
+            if hot.start == len(hot.first) or seq < hot.first[hot.start]:
                 self._mark(seq, source)
+                continue
+            at = hot.index_of(seq)
+            if hot.count[at] == 1:
+                size = hot.size[at]
+            else:
+                if at != index or piece is None:
+                    index, piece = at, self.hot_piece(at, source)
+                size = piece.size_at(seq - hot.first[at])
+            hot.live[at] -= size
+            self._mark_in(seq, size, None)
         self._advance(source)
         return held - self.count
 
@@ -274,20 +311,27 @@ class Topic:
                 source.run_added(segment)
 
     def expired_floor(self, now_ms: int, source: PieceSource) -> int:
-        """Where the floor would be if everything older than the TTL were gone at `now_ms`."""
+        """Where the floor would be if everything older than the TTL were gone at `now_ms`.
+
+        Right behind the last live record that has expired: what was deleted on purpose behind it is not its loss.
+        """
         ttl_ms = self.config.ttl_ms
         if not ttl_ms or not self.count:
             return self.floor
-        cutoff = now_ms - ttl_ms
+        expired = self.live_between(self.live_from, self._first_not_older(now_ms - ttl_ms, source) - 1)
+        return max(self.floor, self._seq_after_live(expired)) if expired else self.floor
+
+    def _first_not_older(self, ts: int, source: PieceSource) -> int:
+        """The seq of the first stored record, dead or alive, whose time is at least `ts`; head + 1 if none is."""
         for run in self.runs:
-            if run.max_ts >= cutoff:
+            if run.max_ts >= ts:
                 for piece in source.sealed_pieces(run.segment, self.id, self.live_from, run.last):
-                    index = piece.first_not_older(cutoff)
+                    index = piece.first_not_older(ts)
                     if index < piece.count:
-                        return max(self.floor, min(piece.seq_at(index), self.head + 1))
+                        return piece.seq_at(index)
         hot = self.hot
-        index = hot.first_not_older(cutoff)
-        return max(self.floor, hot.first[index] if index < len(hot.first) else self.head + 1)
+        index = hot.first_not_older(ts)
+        return hot.first[index] if index < len(hot.first) else self.head + 1
 
     # --- removal ----------------------------------------------------------------------------------------
 
@@ -351,6 +395,7 @@ class Topic:
         seq = min(seq, self.head + 1)
         if seq <= self.live_from:
             return
+        self.removals += 1
         self.count -= self.live_between(self.live_from, seq - 1)
         while self.runs and self.runs[0].last < seq:
             run = self.runs.pop(0)
@@ -430,6 +475,7 @@ class Topic:
         if self.deleted is None:
             self.deleted = SeqSet()
         self.deleted.add(seq)
+        self.removals += 1
         self.count -= 1
         self.bytes -= size
         if run is not None:
@@ -440,16 +486,7 @@ class Topic:
         if not self.count:
             self.live_from = self.head + 1
         else:
-            seq = self.live_from
-            while True:
-                at = self.deleted.first_absent(seq) if self.deleted is not None else seq
-                for hole in self.holes:
-                    if hole.first <= at <= hole.last:
-                        at = hole.last + 1
-                if at == seq:
-                    break
-                seq = at
-            self.live_from = seq
+            self.live_from = self.next_live(self.live_from)
         if self.deleted is not None:
             self.deleted.forget_below(self.live_from)
             if not len(self.deleted):

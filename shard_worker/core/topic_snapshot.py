@@ -7,10 +7,13 @@ from array import array
 from shard_worker.core.catalog import Catalog
 from shard_worker.core.dedupe import DedupeWindow
 from shard_worker.core.hot_index import IN_MEMORY, HotIndex
+from shard_worker.core.lease_queue import Job, JobState, LeaseQueue
 from shard_worker.core.seq_set import SeqSet
 from shard_worker.core.topic import REASON_MIXED, Run, Topic
 from shared.api_types import config_from_dict, config_to_dict
+from shared.cbor_body import as_list, as_map, as_text, as_uint
 from shared.control_frames import Hole
+from shared.format_errors import BadBytes
 from shared.snapshot_items import DedupeEntry, SealedRun, SnapTopic
 from shared.snapshot_items import HotIndex as SnapHot
 
@@ -48,7 +51,18 @@ def topic_to_snapshot(topic: Topic, *, clean: bool) -> SnapTopic:
             for run in topic.runs
         ),
         dedupe=tuple(DedupeEntry(key, entry.first, entry.records, entry.ts) for key, entry in dedupe),
+        more=_more(topic),
     )
+
+
+def _more(topic: Topic) -> dict[str, object]:
+    more: dict[str, object] = {}
+    if topic.queue is not None:
+        more["queue"] = topic.queue.to_snapshot()
+    moved = {identity: seq for identity, seq in topic.moved.items() if topic.is_live(seq)}
+    if moved:
+        more["moved"] = moved
+    return more
 
 
 def _without_residents(topic: Topic) -> tuple[SnapHot, tuple[Hole, ...], int, int]:
@@ -94,8 +108,37 @@ def topic_from_snapshot(stored: SnapTopic, catalog: Catalog) -> Topic:
     topic.hot = HotIndex.of(hot.first, hot.lsn, hot.ts, hot.size, hot.live, hot.count, hot.flags)
     topic.hot_bytes = sum(hot.size)
     topic.runs = [Run(run.segment, run.first, run.last, run.json_bytes, run.max_ts) for run in stored.sealed]
+    if config.type == "queue":
+        topic.queue = _queue_from(stored.more.get("queue"))
+    moved = stored.more.get("moved")
+    if isinstance(moved, dict):
+        topic.moved = {as_text(identity): as_uint(seq) for identity, seq in moved.items()}
     if stored.dedupe:
         topic.dedupe = DedupeWindow()
         for entry in stored.dedupe:
             topic.dedupe.remember(entry.key, entry.first, entry.count, entry.ts)
     return topic
+
+
+def _queue_from(stored: object) -> LeaseQueue:
+    if stored is None:
+        return LeaseQueue()
+    fields = as_map(stored)
+    rows = []
+    for row in as_list(fields.get("jobs")):
+        seq, key, state, deliveries, due_ms, node, token, deadline_ms, leased_ms, group = as_list(row, 10)
+        if type(key) is not int:
+            raise BadBytes("the key of a job is a whole number")
+        job = Job(
+            key,
+            JobState(as_uint(state)),
+            as_uint(deliveries),
+            as_uint(due_ms),
+            as_text(node),
+            as_text(token),
+            as_uint(deadline_ms),
+            as_uint(leased_ms),
+            None if group is None else as_text(group),
+        )
+        rows.append((as_uint(seq), job))
+    return LeaseQueue.from_snapshot(as_uint(fields.get("dead")), rows)

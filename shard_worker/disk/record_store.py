@@ -218,7 +218,10 @@ class RecordStore:
             self._check_identity(segment, file)
             return read_trailer(file.pread, file.size())
 
-        return self.cache.get((segment, 0, "trailer"), lambda: (self._guard(segment, read), 256))
+        def load() -> tuple[Trailer, int]:
+            return self._guard(segment, read), 256
+
+        return self.cache.get((segment, 0, "trailer"), load)
 
     def _check_identity(self, segment: int, file: File) -> None:
         """An intact file of another number, shard or size must not be served in the place of the right one."""
@@ -251,12 +254,23 @@ class RecordStore:
         try:
             file = self._files.get(segment)
             if file is None:
-                file = self._files[segment] = self._fs.open(path)
+                file = self._files[segment] = self._open(segment)
             return use(file)
         except FormatError as err:
             raise CorruptSegment(path=path, offset=getattr(err, "offset", None), reason=str(err)) from err
         except OSError as err:
             raise CorruptSegment(path=path, offset=None, reason=f"cannot be read: {err}") from err
+
+    def _open(self, segment: int) -> File:
+        path = self.segment_path(segment)
+        try:
+            return self._fs.open(path)
+        except FileNotFoundError:
+            # Replay may stand in front of the frame that says that the segment has moved.
+            cold = f"{self._cold_directory}/data/{segment_file_name(segment)}"
+            if self._cold_directory is None or path == cold:
+                raise
+            return self._fs.open(cold)
 
     def forget_segment(self, number: int) -> None:
         """The file is gone, or has moved: open it anew when it is next needed."""

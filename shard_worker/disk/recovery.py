@@ -372,12 +372,9 @@ class _Replay:
     def _drop_headless(self, number: int) -> None:
         """A file whose header never reached the disk ends the log like a torn tail; any other one is damage."""
         later = self._next_valid(number, 0)
-        first = number == min(self._files)
-        if later is None:
-            lost = first and not self._never_begun(number)
-        else:
-            lost = self._was_synced(lsn_of(number, 0), later)
-        if lost:
+        if later is not None and self._was_synced(lsn_of(number, 0), later):
+            raise self._bad_header(number)
+        if later is None and number == min(self._files) and not self._never_begun(number):
             raise self._bad_header(number)
         self._drop_files_from(number, "was never synced")
 

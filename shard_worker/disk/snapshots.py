@@ -78,7 +78,11 @@ class SnapshotWriter:
         self.completed = False
         self._failed = False
         self.info = SnapshotInfo(number, start, start >> LSN_OFFSET_BITS, dead)
-        self._write(self._encoder.begin(SnapBegin(shard, start)))
+        try:
+            self._write(self._encoder.begin(SnapBegin(shard, start)))
+        except OSError:
+            self.abandon()
+            raise
 
     def step(self, topics: int = SNAPSHOT_SLICE_TOPICS, *, clean: bool = False) -> bool:
         """Write the next topics; False when there is none left."""

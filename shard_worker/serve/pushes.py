@@ -16,6 +16,8 @@ from shared.limits import PUSH_MAX_BYTES
 from shared.wire import Entry, TopicAdvanced, TopicAppeared, TopicGone, TopicNotice, TopicSynced
 
 _PUSH_VIEW = PLAIN_VIEW._replace(limit=10_000, max_bytes=PUSH_MAX_BYTES)
+# What is visible of these needs no sync any more, or never gets one.
+_NEVER_WAITS = frozenset({"fsync", "ephemeral"})
 
 
 @dataclass(slots=True)
@@ -23,6 +25,7 @@ class _Followed:
     """A topic that somebody subscribed, by name or by prefix."""
 
     links: set[Link] = field(default_factory=set)
+    named: set[Link] = field(default_factory=set)  # those of them that subscribed it by name
     strong: set[Link] = field(default_factory=set)
     topic: Topic | None = None  # None: it does not exist, yet or any more
     pushed: int = 0  # the last seq that subscribers were told of
@@ -34,26 +37,40 @@ class Pushes:
         self._engine = engine
         self._followed: dict[str, _Followed] = {}
         self._prefixes: dict[str, set[Link]] = {}
-        self._syncing: list[tuple[_Followed, int]] = []
+        self._syncing: list[tuple[_Followed, Topic | None, int | None]] = []
 
     # --- subscribing ------------------------------------------------------------------------------------
 
     def subscribe(self, link: Link, name: str, *, strong: bool) -> Entry | None:
         followed = self._follow(name)
         followed.links.add(link)
+        followed.named.add(link)
         if strong:
             followed.strong.add(link)
         return _entry(followed.topic) if followed.topic is not None else None
 
-    def unsubscribe(self, link: Link, name: str) -> None:
+    def tell_synced(self, link: Link, name: str) -> None:
+        """A strong subscription begins: perhaps no sync is due that would tell how far the topic is."""
         followed = self._followed.get(name)
         if followed is None:
             return
-        followed.strong.discard(link)
-        if not any(name.startswith(prefix) and link in links for prefix, links in self._prefixes.items()):
-            followed.links.discard(link)
-        if not followed.links:
-            del self._followed[name]
+        engine = self._engine
+        if engine.commits.sync_running:
+            if not engine.wal.unsynced:
+                self._syncing.append(_covered(followed))
+        elif followed.topic is not None and not engine.wal.unsynced:
+            followed.synced = followed.topic.head
+        if followed.topic is not None and followed.topic.config.durability in _NEVER_WAITS:
+            followed.synced = followed.topic.head
+        if followed.synced:
+            link.notify(TopicSynced(name, followed.synced))
+
+    def unsubscribe(self, link: Link, name: str) -> None:
+        followed = self._followed.get(name)
+        if followed is not None:
+            followed.named.discard(link)
+            followed.strong.discard(link)
+            self._let_go(link, name, followed)
 
     def subscribe_prefix(self, link: Link, prefix: str) -> list[Entry]:
         self._prefixes.setdefault(prefix, set()).add(link)
@@ -68,17 +85,33 @@ class Pushes:
 
     def unsubscribe_prefix(self, link: Link, prefix: str) -> None:
         links = self._prefixes.get(prefix)
-        if links is not None:
+        if links is None or link not in links:
+            return
+        links.discard(link)
+        if not links:
+            del self._prefixes[prefix]
+        for name, followed in list(self._followed.items()):
+            if link in followed.links and name.startswith(prefix):
+                self._let_go(link, name, followed)
+
+    def _let_go(self, link: Link, name: str, followed: _Followed) -> None:
+        """Forget the link's interest in a topic, unless it has another one."""
+        if link in followed.named:
+            return
+        if any(name.startswith(prefix) and link in links for prefix, links in self._prefixes.items()):
+            return
+        followed.links.discard(link)
+        if not followed.links:
+            del self._followed[name]
+
+    def forget(self, link: Link) -> None:
+        for prefix, links in list(self._prefixes.items()):
             links.discard(link)
             if not links:
                 del self._prefixes[prefix]
-
-    def forget(self, link: Link) -> None:
-        for prefix in list(self._prefixes):
-            self.unsubscribe_prefix(link, prefix)
         for name, followed in list(self._followed.items()):
-            followed.links.discard(link)
-            followed.strong.discard(link)
+            for kind in (followed.links, followed.named, followed.strong):
+                kind.discard(link)
             if not followed.links:
                 del self._followed[name]
 
@@ -114,6 +147,9 @@ class Pushes:
                 return
             followed = self._followed[topic.name] = _Followed(links)
         self._tell(followed, topic)
+        if followed.topic is None and not followed.named:
+            # By prefix only: it is found again when it appears, and names that come and go leave nothing behind.
+            del self._followed[topic.name]
 
     def _tell(self, followed: _Followed, topic: Topic) -> None:
         current = self._engine.state.catalog.visible.get(topic.name)
@@ -130,6 +166,8 @@ class Pushes:
         if current.head > followed.pushed:
             self._send(followed, self._advance(followed, current))
             followed.pushed = current.head
+            if followed.strong and current.config.durability in _NEVER_WAITS:
+                self._tell_synced(followed, current, current.head)
 
     def _advance(self, followed: _Followed, topic: Topic) -> TopicAdvanced:
         engine = self._engine
@@ -149,23 +187,33 @@ class Pushes:
 
     def begin_sync(self) -> None:
         """Remember how far the topics with strong readers have come: the sync that starts now covers that."""
-        self._syncing = [
-            (followed, followed.topic.head)
-            for followed in self._followed.values()
-            if followed.strong and followed.topic is not None and followed.topic.head > followed.synced
-        ]
+        self._syncing = [_covered(followed) for followed in self._followed.values() if followed.strong]
 
     def finish_sync(self) -> None:
-        for followed, head in self._syncing:
-            topic = followed.topic
-            if topic is None:
+        """To be called when what waited for the sync has become visible."""
+        for followed, topic, head in self._syncing:
+            now = followed.topic
+            if now is None or (topic is not None and topic is not now):
                 continue
-            # Records of fsync topics become visible with the sync itself.
-            synced = topic.head if topic.config.durability == "fsync" else head
-            followed.synced = max(followed.synced, synced)
-            for link in followed.strong:
-                link.notify(TopicSynced(topic.name, followed.synced))
+            if head is None:
+                head = now.head
+            if head > followed.synced:
+                self._tell_synced(followed, now, head)
         self._syncing = []
+
+    def _tell_synced(self, followed: _Followed, topic: Topic, head: int) -> None:
+        followed.synced = head
+        for link in followed.strong:
+            link.notify(TopicSynced(topic.name, head))
+
+
+def _covered(followed: _Followed) -> tuple[_Followed, Topic | None, int | None]:
+    """Up to where a sync that begins now covers the topic; None: whatever is visible right after it.
+
+    While a topic, or its creation, waits for a sync, everything written to it later waits for the next one.
+    """
+    topic = followed.topic
+    return followed, topic, None if topic is None or topic.gated else topic.head
 
 
 def _entry(topic: Topic) -> Entry:

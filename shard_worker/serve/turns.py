@@ -193,7 +193,7 @@ class TurnLoop:
             self._engine.submit(request)
 
     def _subscription(self, link: Link, message: WireRequest) -> None:
-        pushes, name, body = self._pushes, message.topic, b""
+        pushes, name, body, strong = self._pushes, message.topic, b"", False
         match message.op:
             case Op.SUBSCRIBE:
                 strong = bool(message.options and message.options.get("strong") is True)
@@ -205,6 +205,8 @@ class TurnLoop:
             case Op.UNSUBSCRIBE_PREFIX:
                 pushes.unsubscribe_prefix(link, name)
         link.answer(message.id, 200, body)
+        if strong:
+            pushes.tell_synced(link, name)
 
     def _end_turn(self) -> None:
         engine = self._engine

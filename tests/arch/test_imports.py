@@ -37,7 +37,7 @@ DURABLE_OWNER = PurePosixPath("shared/io/durable_fs.py")
 DURABLE_MODULES = frozenset({"pathlib", "shutil"})
 # (file, call) -> why it is not about data, e.g. a stale Unix socket. Unused entries fail below.
 DURABLE_EXCEPTIONS: dict[tuple[str, str], str] = {
-    ("shard_worker/worker.py", "os.unlink"): "the name of a Unix socket that a killed worker left behind",
+    ("shard_worker/worker.py", "unlink"): "the name of a Unix socket that a killed worker left behind",
 }
 
 

@@ -327,7 +327,7 @@ def frame_parts(frame: Placed) -> dict[str, range]:
     json_end = JSON_OFFSET + len(view.json)
     length = len(frame.raw)
     return {
-        "magic": range(0, 4),
+        "magic": range(4),
         "length": range(4, 8),
         "header": range(8, 40),
         "append_header": range(40, 64),

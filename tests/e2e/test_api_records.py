@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from shared.limits import READ_DEFAULT_BYTES, READ_DEFAULT_LIMIT, SENDFILE_MIN_BYTES
-from tests.support.api_client import ApiClient, fresh
+from tests.support.api_client import ApiClient, fresh, long_polls
 from tests.support.live_server import LiveServer
 from tests.support.server_process import wait_for
 
@@ -568,12 +568,7 @@ def in_background(job: Callable[[], Any]) -> Callable[[], Any]:
 
 def wait_for_polls(server: LiveServer, count: int) -> None:
     with server.client() as asking:
-
-        def polls() -> bool:
-            numbers = asking.ok("GET", "/v0/metrics", headers={"Accept": "application/json"})
-            return sum(shard["gauges"]["long_polls"] for shard in numbers["shards"]) == count
-
-        wait_for(polls)
+        wait_for(lambda: long_polls(asking) == count)
 
 
 @pytest.mark.parametrize("durability", ["disk", "fsync", "ephemeral"])

@@ -19,7 +19,14 @@ from shared.record_assembler import RecordAssembler
 from shared.segment_writer import SegmentBuilder, SegmentTopic
 from shared.snapshot_format import SnapshotEncoder
 from shared.snapshot_items import SnapBegin, SnapEnd, SnapSegments, encode_topic
-from shared.wal_format import FLAG_EXTRA, build_append_body, encode_extra, encode_wal_header, lsn_of
+from shared.wal_format import (
+    FLAG_EXTRA,
+    AppendExtra,
+    build_append_body,
+    encode_extra,
+    encode_wal_header,
+    lsn_of,
+)
 from tests.golden import content_v1 as content
 from tests.golden.content_v1 import Record
 
@@ -62,7 +69,7 @@ def make_wal() -> bytes:
         extra = b""
         if idem is not None or router is not None:
             flags |= FLAG_EXTRA
-            extra = encode_extra(idem, router)
+            extra = encode_extra(AppendExtra(idem, router))
         body = build_append_body(records[0][0], len(records), json, reserve, columns, extra)
         place(Kind.APPEND, flags, 7, records[0][1], body)
     for topic_id, control in content.CONTROLS:

@@ -7,6 +7,7 @@ half submitted; here stand only the steps.
 from __future__ import annotations
 
 import errno
+import sys
 from typing import Any
 
 from hypothesis import event
@@ -76,13 +77,14 @@ class EngineMachine(RuleBasedStateMachine):
         self.job: Job | None = None
 
     def teardown(self) -> None:
-        if hasattr(self, "shard"):
-            try:
+        try:
+            # Only if no step failed: its own error is the one to show.
+            if hasattr(self, "shard") and sys.exc_info()[0] is None:
                 self.settle()
                 self.shard.check_everything()
                 self.shard.check_rebuild()
-            finally:
-                self.limits.__exit__(None, None, None)
+        finally:
+            self.limits.__exit__(None, None, None)
 
     # --- helpers ----------------------------------------------------------------------------------------
 
@@ -233,6 +235,8 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(ms=st.sampled_from([1, 500, 1001, 6000, 61_000, -700, -100_000]))
     def move_clock(self, ms: int) -> None:
+        if ms < 0 and self.shard.faulty:
+            return  # what expired could not be written down, and may come back with the old time
         self.shard.driver.clock.advance(ms)
 
     @rule()

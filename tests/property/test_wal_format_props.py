@@ -33,6 +33,10 @@ from shared.frame import Frame, Kind, build_frame, decode_frame
 from shared.wal_format import (
     FLAG_EXTRA,
     JSON_OFFSET,
+    NO_EXTRA,
+    AppendExtra,
+    JobMark,
+    MoveMark,
     RouterMark,
     build_append_body,
     decode_append,
@@ -128,22 +132,30 @@ def test_an_lsn_splits_into_file_and_offset(number: int, offset: int) -> None:
     TIMES,
     ROW_LISTS,
     U32,
-    st.one_of(st.none(), st.text()),
-    st.one_of(st.none(), st.builds(RouterMark, st.text(), U64, U64)),
+    st.builds(
+        AppendExtra,
+        st.one_of(st.none(), st.text()),
+        st.one_of(st.none(), st.builds(RouterMark, st.text(), U64, U64)),
+        st.lists(st.builds(JobMark, U32, U64, st.integers(-1000, 1000), st.one_of(st.none(), st.text()))).map(
+            tuple
+        ),
+        st.lists(st.builds(MoveMark, U32, st.text())).map(tuple),
+    ),
 )
 def test_an_append_decodes_to_what_was_built(
-    first_seq: int, ts: int, rows: list[Row], reserve: int, idem: str | None, router: RouterMark | None
+    first_seq: int, ts: int, rows: list[Row], reserve: int, marks: AppendExtra
 ) -> None:
     batch = make_batch(first_seq, ts, rows)
-    wants_extra = idem is not None or router is not None
-    extra = encode_extra(idem, router) if wants_extra else b""
+    wants_extra = marks != NO_EXTRA
+    extra = encode_extra(marks)
+    assert bool(extra) == wants_extra
     body = build_append_body(first_seq, len(rows), batch.json, reserve, batch.columns, extra)
     frame = framed(Kind.APPEND, body, batch.column_flags | (FLAG_EXTRA if wants_extra else 0))
     view = decode_append(frame)
     assert (view.first_seq, view.count, view.reserve) == (first_seq, len(rows), reserve)
     assert view.last_seq == first_seq + len(rows) - 1
     assert (bytes(view.json), bytes(view.columns)) == (batch.json, batch.columns)
-    assert (view.extra.idem, view.extra.router) == (idem, router)
+    assert view.extra == marks
     assert view.decode_columns().values("tag") == [row.tag for row in rows]
     raw = build_frame(Kind.APPEND, frame.flags, LSN, 9, 77, body)
     assert raw[JSON_OFFSET : JSON_OFFSET + len(batch.json)] == batch.json

@@ -125,6 +125,12 @@ class ApiClient:
                 return found
 
 
+def long_polls(client: ApiClient) -> int:
+    """How many reads wait at the shards right now."""
+    numbers = client.ok("GET", "/v0/metrics", headers={"Accept": "application/json"})
+    return sum(shard["gauges"]["long_polls"] for shard in numbers["shards"])
+
+
 def check_answer(answer: httpx.Response, lane: Lane) -> None:
     """What contract and lane promise for every single answer."""
     assert answer.http_version == ("HTTP/2" if lane == "http2" else "HTTP/1.1")

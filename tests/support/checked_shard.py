@@ -128,9 +128,8 @@ class CheckedShard:
         self.log: list[Entry] = []
         self.planned: dict[str, int] = {}
         self.plans: dict[int, Plan] = {}
-        self.last_epoch = 0
+        self.epochs: dict[str, int] = {}  # the newest epoch that a topic of this name was seen with
         self.faulty = False  # a write fault is armed, or the shard may be read-only
-        self.latest_ms = 0
 
     # --- small helpers ----------------------------------------------------------------------------------
 
@@ -140,8 +139,8 @@ class CheckedShard:
 
     def now_ms(self) -> int:
         now_ms: int = self.driver.engine.now_ms()
-        check(now_ms >= self.latest_ms, "time ran backwards", now_ms, self.latest_ms)
-        self.latest_ms = now_ms
+        newest_ms = max((topic.last_ts for topic in self.live.topics.values()), default=0)
+        check(now_ms >= newest_ms, "time ran backwards", now_ms, newest_ms)
         return now_ms
 
     def _note_written(self) -> None:
@@ -223,7 +222,7 @@ class CheckedShard:
 
     def _into_base(self, entry: Entry) -> None:
         # Replay meets a floor of its own, too; one that may be missing is met again by the next read.
-        if not entry.optional:
+        if entry.logged and not entry.optional:
             entry.op.apply(self.base)
 
     def _replan(self) -> None:
@@ -581,7 +580,7 @@ class CheckedShard:
             # It may stop early only for a reason, and never in place.
             full = len(got) == limit or (left and got and used + left[0].size > max_bytes)
             scanned = answer.timings["records_scanned"] >= SCAN_MAX
-            hole = any(first == end + 1 for first, _ in topic.holes)
+            hole = any(first <= end + 1 <= last for first, last in topic.holes)
             check(full or scanned or hole, "stopped without a reason", found, topic)
             check(end > from_seq or from_seq > topic.head, "no progress", found)
 
@@ -655,8 +654,9 @@ class CheckedShard:
         check(config == topic.config, "config", config, topic.config)
         plan = self.plans[self.live.names[name]]
         if plan.epoch is None:
-            check(found["epoch"] > self.last_epoch, "an epoch was used again", found, self.last_epoch)
-            plan.epoch = self.last_epoch = found["epoch"]
+            check(found["epoch"] > self.epochs.get(name, 0), "an epoch was used again", found, self.epochs)
+            check(found["epoch"] not in self.epochs.values(), "two topics have one epoch", found, self.epochs)
+            plan.epoch = self.epochs[name] = found["epoch"]
         check(found["epoch"] == plan.epoch, "the epoch changed", found, plan)
 
     def check_everything(self) -> None:
@@ -689,18 +689,18 @@ class CheckedShard:
 
     def close_and_reopen(self) -> None:
         self._guard(self.driver.settle)
-        if self.driver.engine.commits.read_only is not None:
-            self.kill()
-            return
+        faulty = self.faulty  # then the last snapshot may fail, and the restart is like one after a kill
         self.driver.close()
         self.disk.kill_process()
-        check(not self.in_flight, "in flight after a clean close", self.in_flight)
-        self.log = [entry for entry in self.log if not entry.optional]
-        for entry in self.log:
-            entry.synced = True
-        self.recover(power_lost=False, clean=True)
+        if not faulty:
+            check(not self.in_flight, "in flight after a clean close", self.in_flight)
+            self.log = [entry for entry in self.log if not entry.optional]
+            for entry in self.log:
+                entry.synced = True
+        self.recover(power_lost=False, clean=not faulty)
 
     def recover(self, *, power_lost: bool, clean: bool = False) -> None:
+        self.disk.clear_faults()
         self.driver.reopen()
         self.judge(power_lost=power_lost, clean=clean)
 
@@ -708,8 +708,6 @@ class CheckedShard:
         """Is what the shard holds now a prefix of what it was told, with all that was synced?"""
         report = self.driver.shard.report
         check(not report.damage, "a crash was taken for damage", report)
-        # No record may be older than the clock now; the clock itself may have been set back meanwhile.
-        self.latest_ms = 0
         found = observe(self.driver)
         logged = [entry for entry in self.log if entry.logged]
         synced = max((at + 1 for at, entry in enumerate(logged) if entry.synced), default=0)
@@ -768,7 +766,7 @@ class CheckedShard:
         may_lose = not clean and (power_lost or "ephemeral" in plan.classes) and plan.classes != {"fsync"}
         if seen.head < max(topic.head, plan.acked_head):
             return f"head {seen.head}, but {topic.head} were stored and {plan.acked_head} acked"
-        if seen.head > topic.head and not may_lose:
+        if seen.head > max(topic.head, plan.acked_head if ephemeral else 0) and not may_lose:
             return f"head {seen.head}, but only {topic.head} were stored"
         topic.lose(seen.head)
         if ephemeral:
@@ -851,7 +849,7 @@ def _record(seq: int, ts: int, record: dict[str, Any], node: str | None) -> Rec:
         seq,
         ts,
         record["data"],
-        record.get("node") or node,
+        record.get("node", node),
         record.get("tag"),
         record.get("key"),
         record.get("meta"),

@@ -17,6 +17,7 @@ from shared.file_header import FILE_HEADER_BYTES
 from shared.format_errors import FormatError
 from shared.frame import Frame, Kind, build_frame, decode_frame
 from shared.frame_scan import Stop, scan_frames
+from shared.limits import SNAPSHOT_EVERY_WAL_BYTES
 from shared.segment_index import BlockEntry, SegmentIndex
 from shared.segment_reader import read_index, read_trailer
 from shared.segment_scan import verify_segment
@@ -212,6 +213,11 @@ def snapshot_is_intact(disk: FakeDisk, number: int) -> bool:
         return bool(list(read_snapshot(_pread(content), len(content))))
     except FormatError:
         return False
+
+
+def make_snapshot_due(driver: ShardDriver) -> None:
+    """So that the next free `next_job` begins one."""
+    driver.shard.maintenance._bytes_at_snapshot -= SNAPSHOT_EVERY_WAL_BYTES
 
 
 def _pread(content: bytes) -> Callable[[int, int], bytes]:

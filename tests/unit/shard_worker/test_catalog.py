@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-from shared.api_types import TopicConfig
 from shard_worker.core.catalog import Catalog
 from shard_worker.core.topic import Topic
+from shared.api_types import TopicConfig
 
 CONFIG = TopicConfig()
 

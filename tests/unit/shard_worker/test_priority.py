@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from shared.api_types import TopicConfig
 from shard_worker.core.priority import effective_priority
+from shared.api_types import TopicConfig
 
 NOW = 1_700_000_000_000
 

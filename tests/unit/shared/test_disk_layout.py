@@ -11,7 +11,7 @@ from shared.file_header import FileHeader
 from shared.frame import Kind, build_frame
 from shared.segment_terms import encode_terms, term_hash
 from shared.segment_writer import SegmentTopic
-from shared.wal_format import FLAG_EXTRA, build_append_body, encode_extra, encode_wal_header
+from shared.wal_format import FLAG_EXTRA, AppendExtra, build_append_body, encode_extra, encode_wal_header
 from tests.support.format_samples import Row, make_batch, make_segment
 
 ROWS = [Row(node=b"n", tag=b"red", meta=b"{}"), Row(key=b"k", payload=b"null")]
@@ -26,7 +26,7 @@ def test_file_header() -> None:
 
 def test_append_frame() -> None:
     batch = make_batch(10, 1000, ROWS)
-    extra = encode_extra(idem="once")
+    extra = encode_extra(AppendExtra(idem="once"))
     body = build_append_body(10, 2, batch.json, 500, batch.columns, extra)
     frame = build_frame(Kind.APPEND, batch.column_flags | FLAG_EXTRA, 2 << 32 | 64, 9, 1000, body)
     assert unpack_from("<4sIBBHI", frame) == (b"TFR1", len(frame), 1, 1, 0b1111111, 0)

@@ -1,0 +1,350 @@
+"""The jobs of one queue: who may have which, until when, and in what order. No clock, disk or socket.
+
+A job is a live record of the topic. Most jobs have no entry here: a *fresh* job is any live record at or behind
+`_fresh_from` without one, so a backlog of millions costs nothing. An entry exists while a job is leased, delayed,
+or has been delivered before, and from the start for jobs written with a delay, a priority or a group.
+
+L1 a live job is in exactly one of: ready, delayed, leased. Acked and dead ones are not live.
+L2 only the newest lease of a job may ack, nack or extend it.
+L3 of a group only the oldest job that is not done can be handed out.
+L4 ready + leased + delayed = count of the topic.
+(tests/model/test_queue_model.py)
+
+Order: by `key`, the time of writing less AGING_MS per point of priority, then by seq. A job gains on higher
+priorities as it waits, so nothing starves; jobs that come back are older than fresh ones and so go first.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import IntEnum
+from heapq import heappop, heappush
+
+from shard_worker.core.piece import PieceSource
+from shard_worker.core.topic import Topic
+from shared.control_frames import LeaseRow
+
+AGING_MS = 1000  # of waiting that outweigh one point of priority
+
+
+class JobState(IntEnum):
+    READY = 0
+    DELAYED = 1
+    LEASED = 2
+    BLOCKED = 3  # ready but for an older job of its group
+    LEAVING = 4  # being moved to the dead letters, or its ack is on its way to the disk
+
+
+@dataclass(slots=True)
+class Job:
+    key: int
+    state: JobState = JobState.READY
+    deliveries: int = 0
+    due_ms: int = 0  # of a delayed job
+    node: str = ""  # of a leased one, as are the next two
+    token: str = ""
+    deadline_ms: int = 0
+    leased_ms: int = 0
+    group: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """What a writer asked for a job: None or 0 where it did not."""
+
+    deliver_at_ms: int = 0
+    priority: int = 0
+    group: str | None = None
+
+
+class LeaseQueue:
+    __slots__ = (
+        "_delayed",
+        "_fresh_from",
+        "_groups",
+        "_leased",
+        "_leases",
+        "_ready",
+        "_seen_removals",
+        "_waiting",
+        "dead_lettered",
+        "jobs",
+    )
+
+    def __init__(self) -> None:
+        self.jobs: dict[int, Job] = {}
+        self._fresh_from = 1
+        self._ready: list[tuple[int, int]] = []  # heap of (key, seq); entries may be stale
+        self._delayed: list[tuple[int, int]] = []  # heap of (due, seq); entries may be stale
+        self._leases: list[tuple[int, int, str]] = []  # heap of (deadline, seq, token); entries may be stale
+        self._groups: dict[str, deque[int]] = {}  # jobs of a group that are not done, oldest first
+        self._leased = 0
+        self._waiting = 0  # number of delayed jobs
+        self._seen_removals = 0
+        self.dead_lettered = 0
+
+    # --- counting ---------------------------------------------------------------------------------------
+
+    @property
+    def in_flight(self) -> int:
+        return self._leased
+
+    @property
+    def delayed(self) -> int:
+        return self._waiting
+
+    def ready(self, topic: Topic) -> int:
+        return topic.count - self._leased - self._waiting
+
+    # --- time and removals ------------------------------------------------------------------------------
+
+    def settle(self, topic: Topic, now_ms: int) -> None:
+        """Take in what happened since: records removed by others, leases that ran out, delays that are over."""
+        if topic.removals != self._seen_removals:
+            self._seen_removals = topic.removals
+            for seq in [seq for seq in self.jobs if not topic.is_live(seq)]:
+                self.forget(seq)
+        while self._leases and self._leases[0][0] <= now_ms:
+            _, seq, token = heappop(self._leases)
+            job = self.jobs.get(seq)
+            if (
+                job is not None
+                and job.state is JobState.LEASED
+                and job.token == token
+                and job.deadline_ms <= now_ms
+            ):
+                self._leased -= 1
+                self._make_ready(seq, job)
+        while self._delayed and self._delayed[0][0] <= now_ms:
+            due, seq = heappop(self._delayed)
+            job = self.jobs.get(seq)
+            if job is not None and job.state is JobState.DELAYED and job.due_ms == due:
+                self._waiting -= 1
+                self._make_ready(seq, job)
+
+    def next_change_ms(self) -> int | None:
+        """When a job may become ready by itself."""
+        times = [heap[0][0] for heap in (self._leases, self._delayed) if heap]
+        return min(times, default=None)
+
+    # --- jobs come --------------------------------------------------------------------------------------
+
+    def add(self, seq: int, ts: int, spec: JobSpec) -> None:
+        """A job was written that is not plain."""
+        if seq in self.jobs:
+            return
+        job = Job(ts - spec.priority * AGING_MS, group=spec.group)
+        self.jobs[seq] = job
+        if spec.group is not None:
+            self._groups.setdefault(spec.group, deque()).append(seq)
+        if spec.deliver_at_ms > ts:
+            self._delay(seq, job, spec.deliver_at_ms)
+        else:
+            self._make_ready(seq, job)
+
+    def _make_ready(self, seq: int, job: Job) -> None:
+        if job.group is not None and self._groups[job.group][0] != seq:
+            job.state = JobState.BLOCKED
+            return
+        job.state = JobState.READY
+        heappush(self._ready, (job.key, seq))
+
+    def _delay(self, seq: int, job: Job, due_ms: int) -> None:
+        job.state, job.due_ms = JobState.DELAYED, due_ms
+        self._waiting += 1
+        heappush(self._delayed, (due_ms, seq))
+
+    # --- handing out ------------------------------------------------------------------------------------
+
+    def take(self, topic: Topic, wanted: int, source: PieceSource) -> list[int]:
+        """Up to `wanted` ready jobs in order of their keys; call `settle` first. They must be leased next."""
+        taken: list[int] = []
+        fresh = self._next_fresh(topic)
+        while len(taken) < wanted:
+            while self._ready and not self._is_ready(self._ready[0]):
+                heappop(self._ready)
+            if self._ready and (fresh is None or self._ready[0] < (written_at(topic, fresh, source), fresh)):
+                seq = heappop(self._ready)[1]
+                self.jobs[seq].state = JobState.LEAVING
+                taken.append(seq)
+            elif fresh is not None:
+                self.jobs[fresh] = Job(written_at(topic, fresh, source), JobState.LEAVING)
+                taken.append(fresh)
+                self._fresh_from = fresh + 1
+                fresh = self._next_fresh(topic)
+            else:
+                break
+        return taken
+
+    def _is_ready(self, entry: tuple[int, int]) -> bool:
+        job = self.jobs.get(entry[1])
+        return job is not None and job.state is JobState.READY and job.key == entry[0]
+
+    def _next_fresh(self, topic: Topic) -> int | None:
+        seq = max(self._fresh_from, topic.live_from)
+        while seq <= topic.head:
+            if seq in self.jobs or not topic.is_live(seq):
+                seq = topic.next_live(seq + 1) if seq not in self.jobs else seq + 1
+                continue
+            self._fresh_from = seq
+            return seq
+        self._fresh_from = topic.head + 1
+        return None
+
+    def has_ready(self, topic: Topic) -> bool:
+        while self._ready and not self._is_ready(self._ready[0]):
+            heappop(self._ready)
+        return bool(self._ready) or self._next_fresh(topic) is not None
+
+    def grant(self, seq: int, node: str, token: str, now_ms: int, deadline_ms: int) -> LeaseRow:
+        """Lease a job that `take` gave out; counts a delivery."""
+        job = self.jobs[seq]
+        job.deliveries += 1
+        self._lease(seq, job, node, token, now_ms, deadline_ms)
+        return LeaseRow(seq, token, deadline_ms, job.deliveries, node)
+
+    def _lease(self, seq: int, job: Job, node: str, token: str, now_ms: int, deadline_ms: int) -> None:
+        if job.state is not JobState.LEASED:
+            if job.state is JobState.DELAYED:
+                self._waiting -= 1
+            self._leased += 1
+        job.state = JobState.LEASED
+        job.node, job.token, job.deadline_ms, job.leased_ms = node, token, deadline_ms, now_ms
+        heappush(self._leases, (deadline_ms, seq, token))
+
+    def apply_lease(self, grant: LeaseRow, ts: int, written_ms: int) -> None:
+        """A lease that the log holds; the same one again changes nothing."""
+        job = self.jobs.get(grant.seq)
+        if job is None:
+            job = self.jobs[grant.seq] = Job(written_ms)
+        if job.state is JobState.LEASED and (job.token, job.deadline_ms) == (grant.token, grant.deadline_ms):
+            return
+        job.deliveries = grant.deliveries
+        self._lease(grant.seq, job, grant.node, grant.token, ts, grant.deadline_ms)
+
+    # --- the holder's word ------------------------------------------------------------------------------
+
+    def held_by(self, seq: int, node: str, token: str | None) -> bool:
+        """May `node` (showing `token`, if it has one) still decide about this job?"""
+        job = self.jobs.get(seq)
+        return (
+            job is not None
+            and job.state is JobState.LEASED
+            and job.node == node
+            and (token is None or token == job.token)
+        )
+
+    def leave(self, seq: int) -> None:
+        """Its ack or move is on its way: nobody else gets it meanwhile."""
+        job = self.jobs[seq]
+        if job.state is JobState.LEASED:
+            self._leased -= 1
+        job.state = JobState.LEAVING
+
+    def stay(self, seq: int) -> None:
+        """What `leave` announced did not happen."""
+        self._make_ready(seq, self.jobs[seq])
+
+    def release(self, seq: int, now_ms: int, due_ms: int) -> None:
+        """Back to ready, or to delayed if `due_ms` lies ahead."""
+        job = self.jobs.get(seq)
+        if job is None:
+            return
+        if job.state is JobState.LEASED:
+            self._leased -= 1
+        elif job.state is JobState.DELAYED:
+            self._waiting -= 1
+        if due_ms > now_ms:
+            self._delay(seq, job, due_ms)
+        else:
+            self._make_ready(seq, job)
+
+    def apply_release(self, seq: int, ts: int, due_ms: int, written_ms: int) -> None:
+        """A release that the log holds, whether its lease is known here or not."""
+        if seq not in self.jobs:
+            self.jobs[seq] = Job(written_ms)
+        self.release(seq, ts, due_ms)
+
+    def forget(self, seq: int) -> None:
+        """The job is done, dead or deleted; the next of its group may go."""
+        job = self.jobs.pop(seq, None)
+        if job is None:
+            return
+        if job.state is JobState.LEASED:
+            self._leased -= 1
+        elif job.state is JobState.DELAYED:
+            self._waiting -= 1
+        if job.group is None:
+            return
+        members = self._groups[job.group]
+        was_first = members[0] == seq
+        members.remove(seq)
+        if not members:
+            del self._groups[job.group]
+        elif was_first and self.jobs[members[0]].state is JobState.BLOCKED:
+            self._make_ready(members[0], self.jobs[members[0]])
+
+    # --- restarts ---------------------------------------------------------------------------------------
+
+    def to_snapshot(self) -> dict[str, object]:
+        return {
+            "dead": self.dead_lettered,
+            "jobs": [
+                [
+                    seq,
+                    job.key,
+                    int(job.state),
+                    job.deliveries,
+                    job.due_ms,
+                    job.node,
+                    job.token,
+                    job.deadline_ms,
+                    job.leased_ms,
+                    job.group,
+                ]
+                for seq, job in sorted(self.jobs.items())
+            ],
+        }
+
+    @classmethod
+    def from_snapshot(cls, dead: int, rows: Iterable[tuple[int, Job]]) -> LeaseQueue:
+        queue = cls()
+        queue.dead_lettered = dead
+        rows = list(rows)
+        for seq, job in rows:
+            queue.jobs[seq] = job
+            if job.group is not None:
+                queue._groups.setdefault(job.group, deque()).append(seq)
+        for seq, job in rows:
+            if job.state is JobState.LEASED:
+                queue._leased += 1
+                heappush(queue._leases, (job.deadline_ms, seq, job.token))
+            elif job.state is JobState.DELAYED:
+                queue._waiting += 1
+                heappush(queue._delayed, (job.due_ms, seq))
+            else:
+                queue._make_ready(seq, job)
+        return queue
+
+    def drop_leases(self) -> None:
+        """After a restart without durable leases: whoever held a job does not hold it any more."""
+        for seq, job in self.jobs.items():
+            if job.state is JobState.LEASED:
+                self._leased -= 1
+                self._make_ready(seq, job)
+
+
+def written_at(topic: Topic, seq: int, source: PieceSource) -> int:
+    """When the record was written."""
+    hot = topic.hot
+    index = hot.index_of(seq)
+    if index < len(hot.first) and hot.first[index] <= seq:
+        return hot.ts[index]
+    for run in topic.runs:
+        if run.first <= seq <= run.last:
+            for piece in source.sealed_pieces(run.segment, topic.id, seq, seq):
+                times = piece.times
+                return times if isinstance(times, int) else times[piece.index_of(seq)]
+    return topic.last_ts
