@@ -105,6 +105,7 @@ async def _serve(channel: ChildChannel, boot: Boot, shard: Shard) -> int:
         shard,
         listener,
         shards=boot.shards,
+        socket_dir=boot.socket_dir,
         log_failure=lambda text: log.error("shard.job_failed", extra={"shard": number, "reason": text}),
     )
     try:

@@ -294,6 +294,11 @@ def _decode(decode: Callable[[bytes], _T], body: bytes) -> _T:
         raise InvalidRequest("the body is nested too deeply") from err
 
 
+def decode_body(decoder: msgspec.json.Decoder[_T], body: bytes) -> _T:
+    """For requests whose type is known to the gateway alone."""
+    return _decode(decoder.decode, body)
+
+
 def decode_write(body: bytes) -> WriteRequest | PlainWriteRequest:
     try:
         if body.isascii():

@@ -169,3 +169,46 @@ REDRIVE_DEFAULT_LIMIT: Final = 100
 
 REDRIVE_MAX_LIMIT: Final = 1000
 """Dead letters moved back by one call at the most."""
+
+PEER_MAX_WAITING: Final = 4096
+"""Requests to one other worker that may wait for their link; more are answered 503 at once."""
+
+PEER_SILENCE_S: Final = 15.0
+"""Seconds without an answer after which a link to another worker is given up."""
+
+# --- watch ------------------------------------------------------------------------------------
+
+WATCH_SESSION_TTL_MS: Final = 300_000
+"""Milliseconds that a watch session lives without an open stream."""
+
+WATCH_BATCH_BYTES: Final = 256 * KiB
+"""Bytes of records in one frame when the watcher names no `max_batch_bytes`."""
+
+WATCH_HEARTBEAT_MS: Final = 15_000
+"""Milliseconds of silence before a heartbeat, unless the watcher says otherwise."""
+
+WATCH_HEARTBEAT_MIN_MS: Final = 1_000
+WATCH_HEARTBEAT_MAX_MS: Final = 60_000
+"""What a watcher's `heartbeat_ms` is clamped to."""
+
+WATCH_STALL_MS: Final = 30_000
+"""Milliseconds in which a stream that has something to send must take at least one byte; then it is closed."""
+
+WATCH_PREFIX_TOPICS_MAX: Final = 10_000
+"""Topics that one watch follows by prefix; at creation more are 429, later ones are told as an `error` frame."""
+
+WATCH_ID_MAX_BYTES: Final = 16 * KiB
+"""JSON bytes of the cursors in one `id:`. It comes back in a request header, which has 64 KiB with all the others;
+what does not fit is left out, oldest first, and a reconnect then repeats some records of those topics."""
+
+WATCH_LINGER_MS: Final = 5_000
+"""Milliseconds that a subscription outlives its last reader: between POST and GET, and while one reconnects."""
+
+WATCH_RETRY_MS: Final = 1_000
+"""Milliseconds before a read or subscription that a shard refused is tried again."""
+
+WATCH_SUBSCRIBES_IN_FLIGHT: Final = 512
+"""Subscriptions under way to one shard; after a restart the others follow as these are answered."""
+
+WEBSOCKET_UNSENT_MAX: Final = 256
+"""Answers that wait for a WebSocket client to read; then nothing more is read from it."""

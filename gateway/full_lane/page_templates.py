@@ -97,7 +97,8 @@ button:hover { border-color: var(--dim); }
 .state li.up::before { background: var(--ok); }
 @media (max-width: 52rem) {
   .layout { display: block; }
-  nav { position: static; height: auto; border-right: 0; border-bottom: 1px solid var(--line); }
+  nav { position: static; height: auto; columns: 2; border-right: 0; border-bottom: 1px solid var(--line); }
+  nav ul { break-inside: avoid; }
   main { padding: 1.5rem 1.1rem 4rem; }
   summary .what { margin-left: 0; width: 100%; }
 }

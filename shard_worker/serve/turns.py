@@ -20,9 +20,10 @@ import trio.lowlevel
 from shard_worker.metrics import worker_metrics
 from shard_worker.request import Request
 from shard_worker.serve.link import Link, LinkGone
+from shard_worker.serve.peers import PeerLinks
 from shard_worker.serve.pushes import Pushes
 from shard_worker.serve.served_files import ServedFiles
-from shard_worker.shard import Shard
+from shard_worker.shard import Shard, topicsd_version
 from shared.errors import DataDamage, ShuttingDown
 from shared.limits import TURNS_BEFORE_YIELD, WORKER_MAX_LINKS
 from shared.wire import Op, encode_entries, encode_entry
@@ -40,6 +41,7 @@ class TurnLoop:
         listener: socket.socket,
         *,
         shards: int,
+        socket_dir: str,
         log_failure: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._shard = shard
@@ -54,6 +56,14 @@ class TurnLoop:
         self._files = ServedFiles(shard.engine.wal)
         self._pushes = Pushes(shard.engine)
         shard.engine.on_changed.append(self._pushes.note)
+        self._peers = PeerLinks(
+            own=shard.engine.shard,
+            shards=shards,
+            socket_dir=socket_dir,
+            version=topicsd_version(),
+            after_answers=self._end_turn,
+        )
+        shard.engine.moves.peers = self._peers
         self._sync_wanted = trio.Event()
         self._work_wanted = trio.Event()
         self._turn_over = trio.Event()
@@ -68,6 +78,7 @@ class TurnLoop:
             nursery.start_soon(self._sync_loop)
             nursery.start_soon(self._maintenance_loop)
             nursery.start_soon(self._ticks)
+            nursery.start_soon(self._peers.run)
             await self._turns()
             nursery.cancel_scope.cancel()
 

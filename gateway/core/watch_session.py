@@ -1,0 +1,316 @@
+"""What a watcher asked for, and where it stands. Pure: no clock, no randomness, no socket.
+
+C1 a cursor is (epoch, seq): a seq of an older epoch of a topic never counts in the new one;
+C2 whatever a client sends back as `Last-Event-ID` can only rewind: a cursor never moves ahead by it;
+C3 after a rewind nothing that was sent behind that id is taken for received.
+"""
+
+from __future__ import annotations
+
+from base64 import urlsafe_b64decode
+from binascii import Error as Base64Error
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Literal, NamedTuple
+
+import msgspec
+from msgspec import Meta, Struct
+
+from gateway.core.sse import id_line
+from shared.api_keys import ApiKey
+from shared.api_types import Count, Seq, decode_body
+from shared.errors import Forbidden, InvalidRequest, Throttled
+from shared.limits import (
+    READ_DEFAULT_LIMIT,
+    READ_MAX_BYTES,
+    WATCH_BATCH_BYTES,
+    WATCH_HEARTBEAT_MAX_MS,
+    WATCH_HEARTBEAT_MIN_MS,
+    WATCH_HEARTBEAT_MS,
+    WATCH_ID_MAX_BYTES,
+)
+from shared.match import Match, parse_match
+from shared.names import valid_topic_name
+from shared.settings import Settings
+from shared.wire import Options
+
+_encoder = msgspec.json.Encoder()
+
+
+# --- what it asked for ------------------------------------------------------------------------------------
+
+
+class Start(Struct):
+    """Where to begin in a topic: behind `from_seq`, or with what comes next."""
+
+    from_seq: Seq = 0
+    tail: bool = False
+
+
+class WatchRequest(Struct):
+    """Body of `POST /v0/watch`; the options of a WebSocket subscription are the same."""
+
+    topics: dict[str, Start] = {}
+    prefixes: dict[str, Start] = {}
+    node: str | list[str] | None = None
+    match: str | list[str] | None = None
+    limit: Count = 0
+    max_batch_bytes: Annotated[int, Meta(ge=0)] = 0
+    heartbeat_ms: Annotated[int, Meta(ge=0)] = WATCH_HEARTBEAT_MS
+    include_meta: bool = True
+    include_tags: bool = False
+    include_keys: bool = False
+    include_data: bool = True
+    consistency: Literal["eventual", "strong"] = "eventual"
+
+
+class WatchTopic(Struct):
+    from_seq: Seq
+    head_seq: Seq
+    earliest_seq: Seq
+
+
+class View(NamedTuple):
+    """Which records a watcher gets and in which form. Watchers with equal views share what is read for one."""
+
+    limit: int
+    max_bytes: int
+    nodes: tuple[str, ...]
+    match: tuple[str, ...] | None
+    include_meta: bool
+    include_tags: bool
+    include_keys: bool
+    include_data: bool
+    strong: bool
+
+    @property
+    def plain(self) -> bool:
+        """Is it the form in which shards push records?"""
+        return (
+            self.include_meta
+            and self.include_data
+            and not (self.include_tags or self.include_keys or self.nodes or self.match or self.strong)
+        )
+
+    def read_body(self, from_seq: int) -> bytes:
+        wanted: dict[str, object] = {
+            "from_seq": from_seq,
+            "limit": self.limit,
+            "max_bytes": self.max_bytes,
+            "include_meta": self.include_meta,
+            "include_tags": self.include_tags,
+            "include_keys": self.include_keys,
+        }
+        if self.nodes:
+            wanted["node"] = self.nodes
+        if self.match is not None:
+            wanted["match"] = self.match
+        return _encoder.encode(wanted)
+
+    def read_options(self, upto: int | None) -> Options:
+        options: dict[str, object] = {"inline": True, "touch": False}
+        if not self.include_data:
+            options["data"] = False
+        if upto is not None:
+            options["upto"] = upto
+        return options
+
+
+class WatchPlan(NamedTuple):
+    """A valid request, with defaults and limits applied."""
+
+    topics: dict[str, Start]
+    prefixes: dict[str, Start]
+    view: View
+    heartbeat_ms: int
+
+
+_request_decoder = msgspec.json.Decoder(WatchRequest)
+
+
+def decode_watch(body: bytes) -> WatchRequest:
+    if not body:
+        raise InvalidRequest("name topics or prefixes to watch")
+    return decode_body(_request_decoder, body)
+
+
+def plan_watch(request: WatchRequest, settings: Settings, key: ApiKey | None) -> WatchPlan:
+    if not request.topics and not request.prefixes:
+        raise InvalidRequest("name topics or prefixes to watch")
+    if len(request.topics) + len(request.prefixes) > settings.max_watch_topics:
+        raise Throttled(limit="max_watch_topics", max=settings.max_watch_topics)
+    for name in request.topics:
+        if not valid_topic_name(name):
+            raise InvalidRequest("topics holds something that is no topic name")
+    for prefix in request.prefixes:
+        if prefix and not valid_topic_name(prefix):
+            raise InvalidRequest("prefixes holds something that no topic name starts with")
+    # A prefix that is shorter than the key's would let in names that the key may not see.
+    if key is not None and key.prefixes:
+        for name in (*request.topics, *request.prefixes):
+            if not name.startswith(key.prefixes):
+                raise Forbidden("this key may not use that name")
+    heartbeat_ms = min(max(request.heartbeat_ms, WATCH_HEARTBEAT_MIN_MS), WATCH_HEARTBEAT_MAX_MS)
+    return WatchPlan(request.topics, request.prefixes, view_of(request, settings), heartbeat_ms)
+
+
+def view_of(request: WatchRequest, settings: Settings) -> View:
+    nodes = [request.node] if isinstance(request.node, str) else request.node or []
+    match: Match | None = None if request.match is None else parse_match(request.match)
+    try:
+        _encoder.encode([nodes, None if match is None else match.value])
+    except UnicodeEncodeError as err:
+        raise InvalidRequest("node or match has a lone surrogate") from err
+    return View(
+        limit=min(request.limit or READ_DEFAULT_LIMIT, settings.max_limit),
+        max_bytes=min(request.max_batch_bytes or WATCH_BATCH_BYTES, READ_MAX_BYTES),
+        nodes=tuple(sorted(set(nodes))),
+        match=None if match is None else tuple(match.to_wire()),
+        include_meta=request.include_meta,
+        include_tags=request.include_tags,
+        include_keys=request.include_keys,
+        include_data=request.include_data,
+        strong=request.consistency == "strong",
+    )
+
+
+# --- where it stands --------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Cursor:
+    """A watcher's place in one topic: it has been sent everything up to `seq` of this `epoch`."""
+
+    name: str
+    seq: int
+    epoch: int
+    named: bool  # asked for by name; otherwise found by a prefix
+    began: int = 0  # where it stood when the stream that is open, or was last, began
+    first_epoch: int = 0  # when it was first seen; later epochs are marked in the ids
+    gone: bool = False  # the topic was deleted, and the watcher told so
+    retell: bool = False  # the watcher must be told again that the topic was deleted
+
+    def __post_init__(self) -> None:
+        self.began = self.seq
+        self.first_epoch = self.epoch
+
+    def renew(self, epoch: int) -> None:
+        """The topic was deleted and made anew."""
+        self.seq = 0
+        self.epoch = epoch
+        self.gone = False
+        self.retell = False
+
+
+@dataclass(slots=True)
+class LastEventId:
+    """What an `id:` says about the client that sends it back."""
+
+    seqs: dict[str, int] = field(default_factory=dict)
+    epochs: dict[str, int] = field(default_factory=dict)
+    partial: bool = False  # topics were left out for lack of room
+
+
+class _IdMap(Struct):
+    """The keys that are no topics: `$` cannot stand in a name."""
+
+    epochs: dict[str, Seq] = msgspec.field(name="$epoch", default_factory=dict)
+    partial: bool = msgspec.field(name="$more", default=False)
+
+
+_id_decoder = msgspec.json.Decoder(_IdMap)
+_any_map_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_seq_decoder = msgspec.json.Decoder(Seq)
+
+
+def parse_last_event_id(text: str) -> LastEventId:
+    try:
+        raw = urlsafe_b64decode(text.encode("ascii") + b"=" * (-len(text) % 4))
+        marks = _id_decoder.decode(raw)
+        seqs = {
+            name: _seq_decoder.decode(value)
+            for name, value in _any_map_decoder.decode(raw).items()
+            if not name.startswith("$")
+        }
+    except (UnicodeError, Base64Error, ValueError, msgspec.DecodeError, RecursionError) as err:
+        raise InvalidRequest("Last-Event-ID is not an id of this server's streams") from err
+    return LastEventId(seqs, marks.epochs, marks.partial)
+
+
+def rewind(cursors: Iterable[Cursor], last: LastEventId) -> None:
+    """Back to where the client really stands, by the last id it has got."""
+    for cursor in cursors:
+        known = last.seqs.get(cursor.name)
+        if cursor.gone:
+            # The client still counts on a topic that we took for reported.
+            cursor.retell = known is not None
+        elif cursor.epoch != cursor.first_epoch and last.epochs.get(cursor.name) != cursor.epoch:
+            cursor.seq = 0
+            cursor.retell = known is not None
+        elif known is not None:
+            cursor.seq = min(cursor.seq, known)
+        elif not cursor.named or last.partial:
+            # Ids name what has moved since the stream began; the rest still stands there for the client.
+            cursor.seq = min(cursor.seq, cursor.began)
+
+
+class IdMap:
+    """The `id:` of the next event: topics asked for by name, and others once they have moved."""
+
+    __slots__ = ("_bytes", "_epochs", "_seqs")
+
+    def __init__(self, cursors: Iterable[Cursor] = ()) -> None:
+        self._seqs: dict[str, int] = {}
+        self._epochs: dict[str, int] = {}
+        self._bytes = 0
+        for cursor in cursors:
+            if cursor.named and not cursor.gone:
+                self.move(cursor, cursor.seq)
+
+    def __len__(self) -> int:
+        return len(self._seqs)
+
+    @property
+    def only_one(self) -> bool:
+        """Would every watcher of just this topic have the same ids?"""
+        return len(self._seqs) == 1 and not self._epochs
+
+    def seq_of(self, name: str) -> int | None:
+        return self._seqs.get(name)
+
+    def move(self, cursor: Cursor, seq: int) -> None:
+        name = cursor.name
+        if name not in self._seqs:
+            self._bytes += _entry_bytes(name)
+        elif self._bytes > WATCH_ID_MAX_BYTES:
+            del self._seqs[name]  # so that the latest stand last, and the oldest are left out
+        self._seqs[name] = seq
+        if cursor.epoch != cursor.first_epoch:
+            self._epochs[name] = cursor.epoch
+
+    def drop(self, name: str) -> None:
+        if self._seqs.pop(name, None) is not None:
+            self._bytes -= _entry_bytes(name)
+        self._epochs.pop(name, None)
+
+    def line(self) -> bytes:
+        if self._bytes <= WATCH_ID_MAX_BYTES and not self._epochs:
+            return id_line(self._seqs)
+        return id_line(self._abridged())
+
+    def _abridged(self) -> Mapping[str, object]:
+        room = WATCH_ID_MAX_BYTES
+        kept: dict[str, object] = {}
+        epochs: dict[str, int] = {}
+        for name in reversed(self._seqs):
+            room -= _entry_bytes(name) * (2 if name in self._epochs else 1)
+            if room < 0:
+                return {**kept, "$epoch": epochs, "$more": True}
+            kept[name] = self._seqs[name]
+            if name in self._epochs:
+                epochs[name] = self._epochs[name]
+        return {**kept, "$epoch": epochs} if epochs else kept
+
+
+def _entry_bytes(name: str) -> int:
+    return len(name) + 24  # quotes, colon, comma, and a seq of any length
