@@ -257,6 +257,7 @@ class Committer:
         done, self._syncing = self._syncing, []
         for topic, reserved in self._raised_syncing:
             topic.reserved_synced = max(topic.reserved_synced, reserved)
+        self._raised_syncing = []
         for pending in done:
             self._waiting_bytes -= pending.size
             if pending.topic is not None:
@@ -270,11 +271,15 @@ class Committer:
         """Topics at rest give their reserved seqs back, so that a power cut costs them no gap."""
         if self.read_only is not None:
             return
+        # A raise that waits for its sync would count as durable afterwards, although the log took it back.
+        raised = {topic for topic, _ in (*self._raised, *self._raised_syncing)} if self._reserving else set()
         for topic in list(self._reserving):
             if now_ms - topic.staged_ts < RESERVE_IDLE_MS:
                 break
+            if topic.gated or topic.staged_head != topic.head or topic in raised:
+                continue
             del self._reserving[topic]
-            if topic.gated or topic.staged_head != topic.head or topic.id not in self._state.catalog.by_id:
+            if topic.id not in self._state.catalog.by_id:
                 continue
             topic.reserved_synced = topic.head
             self.stage_control(PendingControl(Watermark(reserve=topic.head), topic, now_ms))

@@ -44,6 +44,7 @@ from shared.api_types import (
 )
 from shared.control_frames import RecordsDeleted, TopicConfigured, TopicCreated, TopicDeleted, Watermark
 from shared.errors import (
+    DiskFault,
     InvalidRequest,
     RecordTooLarge,
     Throttled,
@@ -109,6 +110,8 @@ class Engine:
             if handler is None:
                 raise InvalidRequest(f"unknown operation {request.op}")
             handler(request)
+        except DiskFault:
+            raise  # not this caller's failure: nobody knows what the log holds now
         except TopicsError as err:
             request.fail(err)
 
@@ -336,6 +339,7 @@ class Engine:
         match = parse_match(wanted.match) if wanted.match is not None else None
         topic = self.visible(request)
         self.commits.check_writable()
+        topic.check_delete(topic.head, match, self.state.source)
         fact = RecordsDeleted(
             topic.head, wanted.before_seq, [*match.to_wire()] if match is not None else None
         )

@@ -14,6 +14,7 @@ from typing import Any, cast
 import trio
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
+from hypercorn.events import Event
 from hypercorn.trio.lifespan import Lifespan
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
@@ -63,6 +64,19 @@ class ReplayStream(trio.abc.HalfCloseableStream):
 
     async def aclose(self) -> None:
         await self._stream.aclose()
+
+
+class ConnectionServer(TCPServer):
+    """Hypercorn's, but what it is told counts even if the teller is cancelled meanwhile.
+
+    The last message of an answer ends its stream, which is a disconnect to the app and cancels what sends it, on its way
+    to start the connection's idle time: the connection would stay for ever. And bytes that h2 has handed out must
+    leave, or the two ends no longer agree on the state of their header compression.
+    """
+
+    async def protocol_send(self, event: Event) -> None:
+        with trio.CancelScope(shield=True):  # bounded by ReplayStream's write timeout
+            await super().protocol_send(event)
 
 
 class HypercornHost:
@@ -137,7 +151,7 @@ class HypercornHost:
         try:
             # The annotation of TCPServer names only the TLS stream; it serves plain ones as well.
             state = ConnectionState(self._state)
-            await TCPServer(self._app, self._config, self._context, cast(Any, state), cast(Any, stream))
+            await ConnectionServer(self._app, self._config, self._context, cast(Any, state), cast(Any, stream))
         except Exception as err:
             # Frames for a stream that was answered early, bytes that are no protocol at all: Hypercorn
             # lets some of these escape. They concern this connection alone.

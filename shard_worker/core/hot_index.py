@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
 from typing import NamedTuple
 
 _CUT_AT = 256  # dead entries in front that are worth a memmove
@@ -65,6 +66,20 @@ class HotIndex:
             self.size[index],
             self.flags[index],
         )
+
+    def entries(self) -> Iterator[HotEntry]:
+        for index in range(self.start, len(self.first)):
+            yield self.entry(index)
+
+    def in_log(self) -> HotIndex:
+        """A copy of the entries in front of the first resident one, cheap enough to be taken between turns."""
+        try:
+            end = self.lsn.index(IN_MEMORY, self.start)
+        except ValueError:
+            end = len(self.lsn)
+        cut = slice(self.start, end)
+        columns = (self.first, self.lsn, self.ts, self.size, self.live, self.count, self.flags)
+        return HotIndex.of(*(column[cut] for column in columns))
 
     def last_seq(self) -> int:
         """The newest seq in here; 0 if there is none."""

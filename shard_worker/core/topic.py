@@ -13,7 +13,8 @@ T4 `ts` never decreases with seq.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -25,6 +26,7 @@ from shard_worker.core.seq_set import SeqSet
 from shared.api_types import TopicConfig
 from shared.columns import Columns
 from shared.control_frames import Hole
+from shared.errors import DataDamage
 from shared.match import Match
 
 if TYPE_CHECKING:
@@ -275,6 +277,17 @@ class Topic:
             self._delete_matching(bound, match, source)
         return held - self.count
 
+    def check_delete(self, upto: int, match: Match | None, source: PieceSource) -> None:
+        """Raise if the search of `apply_delete` would meet damage: such a delete must not come to the log."""
+        if match is None:
+            return
+        value, prefix = match.value.encode(), match.op == "Glob"
+        for run in self.runs:
+            if run.first <= upto:
+                for piece in source.sealed_matches(run.segment, self.id, match.field, value, prefix):
+                    piece.columns.values(match.field)
+        self._hot_terms(source)
+
     def apply_remove(self, seqs: list[int], source: PieceSource) -> int:
         """Remove single records by seq. Returns how many were live."""
         held = self.count
@@ -325,10 +338,13 @@ class Topic:
         """The seq of the first stored record, dead or alive, whose time is at least `ts`; head + 1 if none is."""
         for run in self.runs:
             if run.max_ts >= ts:
-                for piece in source.sealed_pieces(run.segment, self.id, self.live_from, run.last):
-                    index = piece.first_not_older(ts)
-                    if index < piece.count:
-                        return piece.seq_at(index)
+                try:
+                    for piece in source.sealed_pieces(run.segment, self.id, self.live_from, run.last):
+                        index = piece.first_not_older(ts)
+                        if index < piece.count:
+                            return piece.seq_at(index)
+                except DataDamage:
+                    return run.first  # nothing of it is known to have expired
         hot = self.hot
         index = hot.first_not_older(ts)
         return hot.first[index] if index < len(hot.first) else self.head + 1
@@ -366,10 +382,14 @@ class Topic:
             if run.live < excess:
                 excess -= run.live
                 continue
-            for piece in source.sealed_pieces(run.segment, self.id, self.live_from, run.last):
-                excess, seq = self._consume(piece, excess)
-                if excess <= 0:
-                    return seq
+            wanted = excess
+            try:
+                for piece in source.sealed_pieces(run.segment, self.id, self.live_from, run.last):
+                    excess, seq = self._consume(piece, excess)
+                    if excess <= 0:
+                        return seq
+            except DataDamage:
+                return self._guess_seq(run.first, run.last, run.live, wanted)
         hot = self.hot
         for index in range(hot.start, len(hot.first)):
             if hot.live[index] < excess:
@@ -377,10 +397,19 @@ class Topic:
                 continue
             if hot.count[index] == 1:
                 return hot.first[index] + 1
-            excess, seq = self._consume(self.hot_piece(index, source), excess)
+            try:
+                excess, seq = self._consume(self.hot_piece(index, source), excess)
+            except DataDamage:
+                entry = hot.entry(index)
+                return self._guess_seq(entry.first, entry.last, hot.live[index], excess)
             if excess <= 0:
                 return seq
         return self.head + 1
+
+    def _guess_seq(self, first: int, last: int, live: int, excess: int) -> int:
+        """Where the oldest `excess` bytes of an unreadable stretch end, if its live records were of equal size."""
+        records = -(-excess * self.live_between(first, last) // live)
+        return self._seq_after_live(self.live_between(self.live_from, first - 1) + max(records, 1))
 
     def _consume(self, piece: Piece, excess: int) -> tuple[int, int]:
         for index in range(piece.index_of(self.live_from), piece.count):
@@ -403,21 +432,39 @@ class Topic:
             source.run_dropped(run.segment)
         if self.runs and self.runs[0].first < seq:
             run = self.runs[0]
-            for piece in source.sealed_pieces(run.segment, self.id, self.live_from, seq - 1):
-                gone = self._live_bytes(piece, seq)
-                run.live -= gone
-                self.bytes -= gone
+            pieces = source.sealed_pieces(run.segment, self.id, self.live_from, seq - 1)
+            gone = self._bytes_below(seq, run.first, run.last, run.live, pieces)
+            run.live -= gone
+            self.bytes -= gone
         hot = self.hot
         index = hot.index_of(seq)
         self.bytes -= sum(hot.live[hot.start : index])
         self._forget_hot(index)
         index = hot.start
         if index < len(hot.first) and hot.first[index] < seq:
-            gone = self._live_bytes(self.hot_piece(index, source), seq)
+            entry = hot.entry(index)
+            piece = (self.hot_piece(at, source) for at in (index,))
+            gone = self._bytes_below(seq, entry.first, entry.last, hot.live[index], piece)
             hot.live[index] -= gone
             self.bytes -= gone
         self.live_from = seq
         self._advance(source)
+
+    def _bytes_below(self, seq: int, first: int, last: int, live: int, pieces: Iterable[Piece]) -> int:
+        """How many of the `live` bytes of first…last lie below `seq`. Damage makes it a guess, never a failure:
+        evicting must go on whatever the disk has done to what is evicted."""
+        try:
+            gone = sum(self._live_bytes(piece, seq) for piece in pieces)
+        except DataDamage:
+            below, records = self.live_between(first, seq - 1), self.live_between(first, last)
+            gone = live * below // max(records, 1)
+        return self._at_most(gone, live, seq, last)
+
+    def _at_most(self, gone: int, live: int, first: int, last: int) -> int:
+        """After a guess the rest may look used up. Zero means that nothing lives there, so something must stay."""
+        if gone < live:
+            return gone
+        return live - 1 if self.live_between(first, last) else live
 
     def _live_bytes(self, piece: Piece, below: int) -> int:
         """The bytes of the piece's live records below `below`."""
@@ -435,41 +482,65 @@ class Topic:
 
     def _delete_matching(self, bound: int, match: Match, source: PieceSource) -> None:
         value, prefix = match.value.encode(), match.op == "Glob"
+        damage: DataDamage | None = None
         for run in list(self.runs):
             if run.first > bound:
                 break
-            for piece in source.sealed_matches(run.segment, self.id, match.field, value, prefix):
-                for index, held in enumerate(piece.columns.values(match.field)):
-                    if held is not None and (held.startswith(value) if prefix else held == value):
-                        seq = piece.seq_at(index)
-                        if run.first <= seq <= min(bound, run.last) and self.is_live(seq):
-                            self._mark_in(seq, piece.size_at(index), run)
-        if self.terms is None:
-            self.terms = HotTerms()
-            for hot_index in range(self.hot.start, len(self.hot.first)):
-                self.terms.add(self.hot_piece(hot_index, source))
-        for seq in self.terms.find(match.field, value, prefix):
+            try:
+                for piece in source.sealed_matches(run.segment, self.id, match.field, value, prefix):
+                    for index, held in enumerate(piece.columns.values(match.field)):
+                        if held is not None and (held.startswith(value) if prefix else held == value):
+                            seq = piece.seq_at(index)
+                            if run.first <= seq <= min(bound, run.last) and self.is_live(seq):
+                                self._mark_in(seq, piece.size_at(index), run)
+            except DataDamage as err:
+                damage = err  # only in a replay; what can be found must not come back all the same
+        try:
+            found = list(self._hot_terms(source).find(match.field, value, prefix))
+        except DataDamage as err:
+            found, damage = [], err
+        for seq in found:
             if seq <= bound and self.is_live(seq):
                 self._mark(seq, source)
         self._advance(source)
+        if damage is not None:
+            raise damage
+
+    def _hot_terms(self, source: PieceSource) -> HotTerms:
+        if self.terms is None:
+            terms = HotTerms()
+            for index in range(self.hot.start, len(self.hot.first)):
+                terms.add(self.hot_piece(index, source))
+            self.terms = terms
+        return self.terms
 
     def _mark(self, seq: int, source: PieceSource) -> None:
         """One live record is removed."""
         hot = self.hot
         if hot.start < len(hot.first) and seq >= hot.first[hot.start]:
             index = hot.index_of(seq)
-            if hot.count[index] == 1:
-                size = hot.size[index]
+            entry = hot.entry(index)
+            if entry.records == 1:
+                size = entry.size
             else:
-                size = self.hot_piece(index, source).size_at(seq - hot.first[index])
-            hot.live[index] -= size
+                try:
+                    size = self.hot_piece(index, source).size_at(seq - entry.first)
+                except DataDamage:
+                    size = self._average(hot.live[index], entry.first, entry.last)
             self._mark_in(seq, size, None)
+            hot.live[index] -= self._at_most(size, hot.live[index], entry.first, entry.last)
             return
         for run in self.runs:
             if run.first <= seq <= run.last:
-                for piece in source.sealed_pieces(run.segment, self.id, seq, seq):
-                    self._mark_in(seq, piece.size_at(piece.index_of(seq)), run)
+                size = self._average(run.live, run.first, run.last)
+                with suppress(DataDamage):
+                    for piece in source.sealed_pieces(run.segment, self.id, seq, seq):
+                        size = piece.size_at(piece.index_of(seq))
+                self._mark_in(seq, size, run)
                 return
+
+    def _average(self, live: int, first: int, last: int) -> int:
+        return live // max(self.live_between(first, last), 1)
 
     def _mark_in(self, seq: int, size: int, run: Run | None) -> None:
         if self.deleted is None:
@@ -479,7 +550,7 @@ class Topic:
         self.count -= 1
         self.bytes -= size
         if run is not None:
-            run.live -= size
+            run.live -= self._at_most(size, run.live, run.first, run.last)
 
     def _advance(self, source: PieceSource) -> None:
         """Move `live_from` to the first live record, and let go of what lies before it or is all dead."""
@@ -496,7 +567,12 @@ class Topic:
                 if not run.live:
                     source.run_dropped(run.segment)
             self.runs = [run for run in self.runs if run.live]
-        self._forget_hot(self.hot.index_of(self.live_from))
+        hot = self.hot
+        index = hot.index_of(self.live_from)
+        # Also dead batches in front of the first live one: nothing would ever seal them, and the log keeps their files.
+        while index < len(hot.first) and not hot.live[index]:
+            index += 1
+        self._forget_hot(index)
 
     def _forget_hot(self, index: int) -> None:
         self.hot_bytes -= sum(self.hot.size[self.hot.start : index])

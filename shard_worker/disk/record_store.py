@@ -7,9 +7,11 @@ older frames are verified when they are first touched, blocks and indexes whenev
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
 from struct import Struct
 
+from shard_worker.core.hot_index import HotEntry
 from shard_worker.core.piece import Piece
 from shard_worker.core.seq_set import SeqSet
 from shard_worker.core.shard_state import TIER_COLD, SegmentEntry, ShardState
@@ -19,7 +21,9 @@ from shared.columns import COLUMN_ENDS, Columns
 from shared.errors import CorruptFrame, CorruptSegment
 from shared.format_errors import BadBytes, FormatError
 from shared.frame import FRAME_MAX_BYTES, Frame, decode_frame
+from shared.int_arrays import dump
 from shared.io.durable_fs import File, FileSystem
+from shared.limits import BLOCK_MAX_RECORDS
 from shared.segment_index import BlockEntry, SegmentIndex
 from shared.segment_reader import (
     read_block,
@@ -87,6 +91,41 @@ class RecordStore:
             ts=ts,
             load_columns=lambda: (self._hot_columns(count, lsn, size, flags), None, None),
             load_json=lambda: memoryview(self._read_log(lsn, size)),
+        )
+
+    def hot_pieces(self, topic_id: int, entries: Iterable[HotEntry]) -> Iterator[Piece]:
+        """The batches one after the other; plain single records in a row come as one piece, read in one go.
+
+        For sealing: topics that are written record by record would otherwise cost a read and an object each.
+        """
+        singles: list[HotEntry] = []
+        for entry in entries:
+            plain = entry.records == 1 and not entry.flags
+            if singles and not (
+                plain and entry.first == singles[-1].first + 1 and len(singles) < BLOCK_MAX_RECORDS
+            ):
+                yield self._merged(singles)
+                singles = []
+            if plain:
+                singles.append(entry)
+            else:
+                yield self.hot_piece(topic_id, *entry)
+        if singles:
+            yield self._merged(singles)
+
+    def _merged(self, entries: list[HotEntry]) -> Piece:
+        sizes = [entry.size for entry in entries]
+        json = b"".join(self.hot_json([entry.lsn for entry in entries], sizes))
+        ends = dump(array("I", accumulate(sizes))) if len(entries) > 1 else b""
+        columns = Columns(COLUMN_ENDS if ends else 0, len(entries), len(json), memoryview(ends))
+        times = array("Q", [entry.ts for entry in entries])
+        return Piece(
+            first=entries[0].first,
+            last=entries[-1].first,
+            count=len(entries),
+            ts=entries[-1].ts,
+            load_columns=lambda: (columns, None, times),
+            load_json=lambda: memoryview(json),
         )
 
     def hot_json(self, lsns: Sequence[int], sizes: Sequence[int]) -> list[memoryview]:

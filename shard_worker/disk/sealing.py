@@ -1,6 +1,6 @@
 """Sealing: the live hot records of many topics become one segment file.
 
-`SealPlan` is taken between turns and holds everything the job needs; `write_segment` runs in a thread and only reads
+`SealPlan` is taken between turns and holds everything the job needs; `SealJob.run` runs in a thread and only reads
 log files. Deletes and evictions that come meanwhile are not its business: they live in the topics, which decide
 what is live whatever a segment holds.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass
 
-from shard_worker.core.hot_index import IN_MEMORY, HotEntry
+from shard_worker.core.hot_index import HotIndex
 from shard_worker.core.seq_set import SeqSet
 from shard_worker.core.topic import Topic
 from shard_worker.disk.block_cutter import cut_blocks
@@ -28,13 +28,13 @@ class TopicShare:
     """What one topic gives to the segment: whole batches, in order."""
 
     topic: SegmentTopic
-    entries: tuple[HotEntry, ...]
+    hot: HotIndex  # a copy: the topic's own goes on changing
     live_from: int
     deleted: SeqSet | None
 
     @property
     def last(self) -> int:
-        return self.entries[-1].last
+        return self.hot.last_seq()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,18 +45,13 @@ class SealPlan:
 
 def plan_share(topic: Topic) -> TopicShare | None:
     """All of the topic's hot records that are in the log; None if there is none."""
-    hot = topic.hot
-    entries = [hot.entry(index) for index in range(hot.start, len(hot.first))]
     # Resident batches are not sealed; what stands behind one stays in the log until they are gone.
-    for place, entry in enumerate(entries):
-        if entry.lsn == IN_MEMORY:
-            del entries[place:]
-            break
-    if not entries:
+    hot = topic.hot.in_log()
+    if not len(hot):
         return None
     return TopicShare(
         SegmentTopic(topic.id, topic.name, topic.epoch),
-        tuple(entries),
+        hot,
         topic.live_from,
         topic.deleted.copy() if topic.deleted is not None else None,
     )
@@ -101,7 +96,7 @@ class SealJob:
     def _write(self, file: File, builder: SegmentBuilder) -> None:
         at, buffered = 0, [builder.header]
         for share in sorted(self.plan.shares, key=lambda share: share.topic.topic_id):
-            pieces = (self.store.hot_piece(share.topic.topic_id, *entry) for entry in share.entries)
+            pieces = self.store.hot_pieces(share.topic.topic_id, share.hot.entries())
             for records in cut_blocks(pieces, share.live_from, share.deleted):
                 self._taken += records.count
                 buffered.append(builder.add_block(share.topic, records))
@@ -109,7 +104,7 @@ class SealJob:
                     at += file.pwritev(buffered, at)
                     buffered = []
         if builder.block_count:
-            given = sum(entry.records for share in self.plan.shares for entry in share.entries)
+            given = sum(sum(share.hot.count) for share in self.plan.shares)
             buffered.append(builder.finish(deleted=given - self._taken))
             file.pwritev(buffered, at)
             file.sync_data()
@@ -120,7 +115,7 @@ class SealJob:
         topics = tuple(
             SealedTopic(
                 part.topic_id,
-                shares[part.topic_id].entries[0].first,
+                shares[part.topic_id].hot.first[0],
                 shares[part.topic_id].last,
                 part.count,
                 part.json_bytes,

@@ -309,6 +309,7 @@ def test_g03_a_delete_that_cannot_look_into_a_block_is_refused_before_it_is_writ
     held = topics_of(driver)["a"].count
     others = driver.start_append("c", [{"data": "in the same turn"}])
     expect_refused(driver.delete_records("a", match="order-1"))
+    driver.settle()
     assert others.answer is not None and others.answer.ok, "the rest of the turn is not disturbed"
     assert topics_of(driver)["a"].count == held
     assert len([frame for frame in all_frames(driver.disk) if frame.kind == Kind.RECORDS_DELETE]) == frames
@@ -333,6 +334,93 @@ def test_g03_a_delete_of_everything_before_a_seq_gets_rid_of_a_damaged_block() -
     assert [record["data"] for record in driver.read("a")["records"]] == ["second segment", "in the log"]
     driver.kill()
     assert driver.shard.report.damage == []
+
+
+def damaged_oldest_block(**config: object) -> ShardDriver:
+    """A topic of several records in one damaged block, and neighbours in the same segment."""
+    driver = ShardDriver(wal_file_bytes=4096, cold_dir=None)
+    driver.put("t", durable=True, **config)
+    driver.put("other", durable=True)
+    for number in range(10):
+        driver.clock.advance(10)
+        driver.append("t", [{"data": number}])
+    driver.append("other", [{"data": 1}])
+    driver.seal()
+    driver.sync()
+    driver.kill()
+    block = segment_parts(driver.disk, segment_path(1)).blocks_of(1)[0]
+    flip_in_segment(driver.disk, segment_path(1), block.offset + BLOCK_HEADER_BYTES + 3)
+    expect_refused(driver.read_answer("t"))
+    return driver
+
+
+def expect_unharmed_by_removal(driver: ShardDriver, live: int) -> None:
+    topic = topics_of(driver)["t"]
+    assert (topic.count, topic.live_from) == (live, topic.head - live + 1)
+    assert topic.bytes > 0
+    assert data_of(driver, "other") == [1]
+    state = (topic.count, topic.head, topic.floor, topic.live_from, topic.reason)
+    driver.kill()
+    topic = topics_of(driver)["t"]
+    assert driver.shard.report.damage == [], "replay met the same block and went on"
+    assert (topic.count, topic.head, topic.floor, topic.live_from, topic.reason) == state
+    assert driver.append("other", [{"data": 2}]).ok
+
+
+def test_g03_a_cap_evicts_records_of_a_damaged_block() -> None:
+    driver = damaged_oldest_block(cap_records=10)
+    for number in range(4):
+        assert driver.append("t", [{"data": f"new {number}"}]).ok
+    assert [record["data"] for record in driver.read("t", 10)["records"]][-1] == "new 3"
+    expect_unharmed_by_removal(driver, 10)
+
+
+def test_g03_a_cap_of_bytes_evicts_records_of_a_damaged_block() -> None:
+    driver = damaged_oldest_block(cap_bytes=450)
+    held = topics_of(driver)["t"].count
+    for number in range(6):
+        assert driver.append("t", [{"data": number}]).ok
+        topic = topics_of(driver)["t"]
+        assert topic.bytes <= 450
+    assert held - 1 <= topic.count <= held + 1
+    expect_unharmed_by_removal(driver, topic.count)
+
+
+def test_g03_a_damaged_block_that_expires_stops_neither_ticks_nor_lists() -> None:
+    driver = damaged_oldest_block(ttl_ms=1000)
+    driver.clock.advance(950)  # some of its records have expired, the newest has not
+    driver.tick()
+    items, _ = driver.list()
+    assert [item["topic"] for item in items] == ["other", "t"]
+    assert driver.state("t").ok
+    assert driver.append("t", [{"data": "new"}]).ok
+    driver.clock.advance(500)
+    driver.tick()
+    assert [record["data"] for record in driver.read("t", 10)["records"]] == ["new"]
+    expect_unharmed_by_removal(driver, 1)
+
+
+def test_g03_a_delete_in_the_middle_of_a_damaged_block() -> None:
+    driver = damaged_oldest_block()
+    answer = driver.delete_records("t", before_seq=4)
+    assert (answer.status, answer.json["deleted"], answer.json["earliest_seq"]) == (200, 3, 4)
+    expect_unharmed_by_removal(driver, 7)
+    assert driver.delete_records("t", before_seq=11).json["deleted"] == 7
+    assert (topics_of(driver)["t"].bytes, topics_of(driver)["t"].runs) == (0, [])
+
+
+def test_g03_a_delete_replayed_over_a_block_that_rotted_since_brings_nothing_back() -> None:
+    driver = sealed_shard()
+    assert driver.delete_records("a", match="order-1").json["deleted"] == 5
+    assert driver.delete_records("big", match="t3").json["deleted"] > 400
+    held = [record["$seq"] for record in driver.read_all("big")]
+    driver.disk.kill_process()
+    flip_in_segment(driver.disk, segment_path(1), region(driver, "columns").start + 3)
+    driver.reopen()
+    assert driver.shard.report.damage, "the search could not be repeated, so writes wait for the operator"
+    expect_refused(driver.read_answer("a"))
+    assert [record["$seq"] for record in driver.read_all("big")] == held
+    assert [record["data"] for record in driver.read("a", 5)["records"]] == ["second segment", "in the log"]
 
 
 def test_g03_a_file_that_cannot_be_read_is_a_named_error_too() -> None:

@@ -1170,10 +1170,10 @@ def test_w22_an_unknown_kind_is_refused_not_skipped() -> None:
     end = all_frames(driver.disk)[-1]
     driver.disk.lose_power(keep="all")
     place = replace(end, offset=end.end)
-    driver.disk.overwrite(end.path, end.end, frame_of_kind(place, 16))
+    driver.disk.overwrite(end.path, end.end, frame_of_kind(place, 63))
     with pytest.raises(FormatTooNew) as caught:
         driver.reopen()
-    assert caught.value.needed_version == 16
+    assert caught.value.needed_version == 63
 
 
 def test_w22_a_newer_frame_behind_damage_is_refused_too() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from hypothesis import event
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from shard_worker.maintenance import Job
+from shard_worker.shard import Shard
 from tests.support.checked_shard import CheckedShard
 from tests.support.fake_disk import PowerCut
 from tests.support.shard_driver import small_limits
@@ -74,7 +76,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.shard = CheckedShard()
         self.classes = dict(zip("abcd", classes, strict=True))
         self.serial = 0
-        self.job: Job | None = None
+        self.held: tuple[Shard, Job] | None = None  # a job that is planned but not run, and whose it is
 
     def teardown(self) -> None:
         try:
@@ -94,13 +96,18 @@ class EngineMachine(RuleBasedStateMachine):
         self.shard.sync()
         self.finish_job()
 
-    def finish_job(self) -> None:
-        job, self.job = self.job, None
-        if job is not None:
-            self.shard._guard(lambda: self.shard.driver.finish_job(job))
+    @property
+    def job(self) -> Job | None:
+        """The job under way; a process that was restarted has none."""
+        return self.held[1] if self.held is not None and self.held[0] is self.shard.driver.shard else None
 
-    def forget_job(self) -> None:
-        self.job = None
+    def hold(self, job: Job | None) -> None:
+        self.held = None if job is None else (self.shard.driver.shard, job)
+
+    def finish_job(self) -> None:
+        job, self.held = self.job, None
+        if job is not None:
+            self._maintain(lambda: self.shard.driver.finish_job(job))
 
     def fill(self, shapes: list[dict[str, Any]]) -> list[dict[str, Any]]:
         records = []
@@ -249,7 +256,7 @@ class EngineMachine(RuleBasedStateMachine):
     def begin_seal(self, names: list[str] | None) -> None:
         if self.job is None:
             self.shard.commit()
-            self.job = self.shard.driver.begin_seal(names)
+            self._maintain(lambda: self.hold(self.shard.driver.begin_seal(names)))
 
     @rule(names=st.none() | st.lists(NAMES, min_size=1, max_size=3, unique=True))
     def seal(self, names: list[str] | None) -> None:
@@ -269,10 +276,7 @@ class EngineMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.job is None)
     @rule()
     def end_snapshot(self) -> None:
-        def end() -> None:
-            self.job = self.shard.driver.end_snapshot()
-
-        self._maintain(end)
+        self._maintain(lambda: self.hold(self.shard.driver.end_snapshot()))
 
     @precondition(lambda self: self.job is None)
     @rule()
@@ -284,10 +288,7 @@ class EngineMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.job is None)
     @rule()
     def begin_relocation(self) -> None:
-        def begin() -> None:
-            self.job = self.shard.driver.begin_relocation()
-
-        self._maintain(begin)
+        self._maintain(lambda: self.hold(self.shard.driver.begin_relocation()))
 
     @precondition(lambda self: self.job is None)
     @rule()
@@ -297,7 +298,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.shard.sync()
         self.begin_relocation()
 
-    def _maintain(self, act: Any) -> None:
+    def _maintain(self, act: Callable[[], object]) -> None:
         try:
             self.shard._guard(act)
         except OSError:
@@ -313,12 +314,10 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule()
     def kill(self) -> None:
-        self.forget_job()
         self.shard.kill()
 
     @rule(seed=SEEDS, keep=st.sampled_from(["random", "random", "none", "all"]))
     def lose_power(self, seed: int, keep: Any) -> None:
-        self.forget_job()
         self.shard.lose_power(seed, keep)
 
     @rule(
@@ -340,7 +339,6 @@ class EngineMachine(RuleBasedStateMachine):
             self._do(act)
         except PowerCut:
             event(f"crashed during {act}")
-        self.forget_job()
         shard._take_answers()
         self._stop(power, seed)
         if again is not None:
