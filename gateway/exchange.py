@@ -78,6 +78,9 @@ class Stream(Protocol):
     def end(self, last: Frame | None = None) -> None:
         """Finish the body, after `last` if given, which is always taken."""
 
+    def stalled_ms(self) -> float:
+        """How long the client has taken nothing of what waits for it; 0 if nothing waits."""
+
     def on_writable(self, callback: Callable[[], None]) -> None:
         """Call `callback` each time a `push` that was refused would be taken again. It replaces the last."""
 
@@ -104,6 +107,9 @@ class Exchange(Protocol):
     def on_gone(self, callback: Callable[[], None]) -> None:
         """Call `callback` once if the client vanishes before the response was given."""
 
+    def on_half_closed(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once if the client stops sending before the response was given; at once if it has."""
+
 
 @dataclass(slots=True)
 class RecordedStream:
@@ -114,6 +120,7 @@ class RecordedStream:
     gone: bool = False
     blocked: bool = False
     ended: bool = False
+    stalled_for_ms: float = 0.0
     writable_callback: Callable[[], None] | None = None
     gone_callbacks: list[Callable[[], None]] = field(default_factory=list)
 
@@ -128,6 +135,9 @@ class RecordedStream:
             self.frames.append(last.data)
         self.ended = True
         self.gone = True
+
+    def stalled_ms(self) -> float:
+        return self.stalled_for_ms
 
     def on_writable(self, callback: Callable[[], None]) -> None:
         self.writable_callback = callback
@@ -163,4 +173,7 @@ class RecordedExchange:
         return self.stream
 
     def on_gone(self, callback: Callable[[], None]) -> None:
+        return None
+
+    def on_half_closed(self, callback: Callable[[], None]) -> None:
         return None

@@ -46,6 +46,8 @@ async def run_gateway(channel: ChildChannel, boot: Boot) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(channel.heartbeat)
         nursery.start_soon(shards.run, edge.poller)
+        nursery.start_soon(api.hub.run, edge.turn)
+        nursery.start_soon(api.work.run, edge.turn)
         # At once, without waiting for the shards: health answers, and the rest says 503 and why.
         await nursery.start(edge.serve, listeners)
         channel.report("ready")
@@ -56,7 +58,8 @@ async def run_gateway(channel: ChildChannel, boot: Boot) -> None:
 
 
 async def drain(api: Api, edge: Edge, timeout_s: float) -> None:
-    api.drain()
+    with edge.turn():
+        api.drain()
     if not await edge.drain(timeout_s):
         log.warning("gateway.drain.cut", extra={"timeout_s": timeout_s})
 

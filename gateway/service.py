@@ -17,8 +17,10 @@ from gateway.core.auth import Access, Gatekeeper, check_name
 from gateway.core.caps import InflightPerKey, TotalCaps
 from gateway.core.http_errors import error_response, passed_on_error, unexpected_error_response
 from gateway.core.router import Query, Route, Router, parse_query, text_parameter
-from gateway.exchange import Exchange, Response
-from gateway.io.shard_link import LeasedFiles, OnReply, Reply
+from gateway.exchange import Exchange, Response, Stream, StreamHead
+from gateway.io.shard_link import LeasedFiles, LinkListener, OnReply, Reply
+from gateway.watch_hub import WatchHub
+from gateway.work_streams import WorkStreams
 from shared.api_keys import ApiKey, KeyRing
 from shared.errors import InvalidRequest, ShuttingDown, TopicsError, UnsupportedMediaType
 from shared.names import valid_topic_name
@@ -58,6 +60,11 @@ class Shards(Protocol):
     ) -> None: ...
     def flush(self) -> None: ...
     def totals(self) -> tuple[int, int]: ...
+    def listen(self, listener: LinkListener) -> None: ...
+    def shard_of(self, topic: str) -> int: ...
+    def request_shard(
+        self, shard: int, op: int, topic: str, options: Options | None, on_reply: OnReply
+    ) -> int: ...
 
 
 class ReplayReport(Protocol):
@@ -120,7 +127,7 @@ class Call:
         self.key = api.gatekeeper.admit(self.route.access, self.exchange.headers, token)
         api.inflight.enter(self.key)
         self._entered = True
-        if self.route.named:
+        if self.route.named and not self.route.opaque:
             if not valid_topic_name(self.name):
                 raise InvalidRequest("the path does not hold a valid topic name")
             check_name(self.key, self.name)
@@ -181,13 +188,21 @@ class Call:
         self.respond(error_response(error))
 
     def respond(self, response: Response) -> None:
+        self._leave(response.status)
+        self.exchange.respond(response)
+
+    def respond_stream(self, head: StreamHead) -> Stream:
+        """The call is over for whoever counts calls; the stream goes on."""
+        self._leave(head.status)
+        return self.exchange.respond_stream(head)
+
+    def _leave(self, status: int) -> None:
         assert not self.answered, "a call is answered once"
         self.answered = True
         api = self.api
         if self._entered:
             api.inflight.leave(self.key)
-        api.requests[(self.route, response.status)] += 1
-        self.exchange.respond(response)
+        api.requests[(self.route, status)] += 1
 
 
 _MS_KEYS = ("wal_append_ms", "fsync_ms", "throttle_wait_ms")
@@ -224,9 +239,12 @@ class Api:
         self.inflight = InflightPerKey(settings.max_inflight_per_key)
         self.caps = TotalCaps(max_topics=settings.max_topics, max_total_bytes=settings.max_total_bytes)
         self.requests: Counter[tuple[Route[Handler] | None, int]] = Counter()
+        self.work = WorkStreams(shards)
         self.draining = False
         self.replay: ReplayView | None = None  # None: nobody but the links can say how the shards are
         self.router: Router[Handler] = Router(all_routes())
+        self.hub = WatchHub(settings, shards)
+        shards.listen(self.hub)
 
     def handle(self, exchange: Exchange) -> None:
         try:
@@ -251,6 +269,7 @@ class Api:
 
     def replace_keys(self, ring: KeyRing) -> None:
         self.gatekeeper.replace_keys(ring)
+        self.hub.keys_replaced(ring)
 
     def replay_progress(self) -> float:
         """0 to 1, of all shards together."""
@@ -265,5 +284,7 @@ class Api:
         return told or link.reason
 
     def drain(self) -> None:
-        """Answer new requests with 503 from now on; probes still work, those under way finish."""
+        """Answer new requests with 503 from now on; probes still work, those under way finish, streams end."""
         self.draining = True
+        self.hub.shut_down()
+        self.work.drain()

@@ -73,7 +73,7 @@ class Committer:
         topic, batch = pending.topic, pending.batch
         assert topic is not None
         last = pending.first + batch.count - 1
-        durability = topic.config.durability
+        durability = topic.planned_config.durability
         reserve = 0
         if durability != "fsync":
             self._reserve(topic, last, batch.count, pending.ts)

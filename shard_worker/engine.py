@@ -24,7 +24,7 @@ from shard_worker.core.describe import (
 )
 from shard_worker.core.reading import ReadResult, View, read, view_of
 from shard_worker.core.shard_state import ShardState
-from shard_worker.core.topic import Topic
+from shard_worker.core.topic import REASON_MIXED, Topic
 from shard_worker.counters import EngineCounters
 from shard_worker.disk.wal import SyncJob, Wal
 from shard_worker.long_polls import LongPolls, Waiting
@@ -42,7 +42,14 @@ from shared.api_types import (
     decode_write,
     resolve_config,
 )
-from shared.control_frames import RecordsDeleted, TopicConfigured, TopicCreated, TopicDeleted, Watermark
+from shared.control_frames import (
+    Hole,
+    RecordsDeleted,
+    TopicConfigured,
+    TopicCreated,
+    TopicDeleted,
+    Watermark,
+)
 from shared.errors import (
     DiskFault,
     InvalidRequest,
@@ -79,7 +86,6 @@ class Engine:
         self.shard = shard
         self._wall_ms = wall_ms
         self.commits = Committer(wal, state, settings, shard, clock)
-        self._configs: dict[Topic, TopicConfig] = {}  # configurations that wait for their sync
         self._polls = LongPolls()
         self.counters = EngineCounters()
         self.on_changed: list[Callable[[Topic], None]] = []  # told of each topic that changed in a turn
@@ -169,14 +175,17 @@ class Engine:
         check_write(write, self.settings)
         name = request.topic
         topic = self.state.catalog.planned.get(name)
-        config = topic.config if topic is not None else None
+        config = topic.planned_config if topic is not None else None
         if config is None:
             config = resolve_config(None, write.config or TopicConfigIn(), topic=name)
             self._check_may_create(
                 request, name, allowed=write.create is not False, config=config, asked=write.create
             )
-        self.commits.check_writable()
         now_ms = self.now_ms()
+        if topic is not None and config.discard == "reject":
+            # Before seqs are planned: it writes, and a write that fails takes back what was staged before.
+            self.sweep(topic, now_ms)
+        self.commits.check_writable()
         idem = write.idempotency_key
         if idem is None:
             header = request.option("idem")
@@ -186,7 +195,7 @@ class Engine:
         ts = max(now_ms, topic.staged_ts) if topic is not None else now_ms
         first = topic.staged_head + 1 if topic is not None else 1
         batch = encode_batch(write, len(request.body), first, ts, self.settings)
-        self.check_caps(config, topic, batch, now_ms, name)
+        self.check_caps(config, topic, batch, name)
         created = topic is None
         if topic is None:
             topic = self.stage_create(name, config, now_ms)
@@ -230,9 +239,8 @@ class Engine:
             topic.dedupe.forget_oldest()
             self.state.dedupe_keys -= 1
 
-    def check_caps(
-        self, config: TopicConfig, topic: Topic | None, batch: Batch, now_ms: int, name: str
-    ) -> None:
+    def check_caps(self, config: TopicConfig, topic: Topic | None, batch: Batch, name: str) -> None:
+        """`topic` must be swept: what has expired does not count."""
         size = len(batch.json)
         if 0 < config.cap_records < batch.count or 0 < config.cap_bytes < size:
             raise RecordTooLarge(
@@ -240,7 +248,6 @@ class Engine:
                 detail={"cap_records": config.cap_records, "cap_bytes": config.cap_bytes},
             )
         if config.discard == "reject" and topic is not None:
-            self.sweep(topic, now_ms)
             records = topic.count + topic.pending_records + batch.count
             total = topic.bytes + topic.pending_bytes + size
             if 0 < config.cap_records < records or 0 < config.cap_bytes < total:
@@ -252,13 +259,9 @@ class Engine:
         catalog = self.state.catalog
         topic = catalog.plan(name, config, now_ms)
         self.commits.reserve_on_create(topic)
-
-        def forget() -> None:
-            if catalog.planned.get(name) is topic:
-                del catalog.planned[name]
-
         fact = TopicCreated(name, topic.epoch, config_to_dict(config), topic.reserved)
-        self.commits.stage_control(PendingControl(fact, topic, now_ms, undo=forget), gated=True)
+        pending = PendingControl(fact, topic, now_ms, undo=lambda: catalog.give_up(topic))
+        self.commits.stage_control(pending, gated=True)
         return topic
 
     # --- topics -----------------------------------------------------------------------------------------
@@ -277,29 +280,34 @@ class Engine:
             made = self.stage_create(name, config, now_ms)
             self._answer_when_synced(request, made, now_ms, lambda _: (201, put_json(made, True)))
             return
-        base = self._configs.get(topic, topic.config)
+        base = topic.planned_config
         config = resolve_config(base, patch, topic=name)
         same = topic
         if config == base:
             self._answer_when_synced(request, topic, now_ms, lambda _: (200, put_json(same, False)))
             return
         self.commits.check_writable()
-        previous = self._configs.get(topic)
-        self._configs[topic] = config
+        previous = topic.staged_config
+        if base.durability == "ephemeral" and config.durability != "ephemeral" and topic.staged_head:
+            self._write_down_residents(topic, now_ms)
+        topic.staged_config = config
 
         def forget() -> None:
-            if previous is None:
-                self._configs.pop(same, None)
-            else:
-                self._configs[same] = previous
+            same.staged_config = previous
 
         def done(_: int) -> tuple[int, bytes]:
-            if self._configs.get(same) is config:
-                del self._configs[same]
+            if same.staged_config is config:
+                same.staged_config = None
             return 200, put_json(same, False)
 
         fact = TopicConfigured(config_to_dict(config))
         self.commits.stage_control(PendingControl(fact, topic, now_ms, request, done, forget), gated=True)
+
+    def _write_down_residents(self, topic: Topic, now_ms: int) -> None:
+        """A topic stops being ephemeral: the log hears of seqs that it never saw, and that are lost with us."""
+        hole = Hole(1, topic.staged_head, REASON_MIXED)
+        fact = Watermark(floor=topic.floor, reason=topic.reason or REASON_MIXED, hole=hole)
+        self.commits.stage_control(PendingControl(fact, topic, now_ms))
 
     def _answer_when_synced(
         self, request: Request, topic: Topic, now_ms: int, build: Callable[[int], tuple[int, bytes]]

@@ -157,9 +157,11 @@ class Moves:
         write = decode_write(request.body)
         if not isinstance(identities, list) or len(identities) != len(write.records):
             raise InvalidRequest("every moved record needs its identity")
-        engine.commits.check_writable()
         now_ms = engine.now_ms()
         topic = engine.state.catalog.planned.get(request.topic)
+        if topic is not None and topic.config.discard == "reject":
+            engine.sweep(topic, now_ms)
+        engine.commits.check_writable()
         if topic is not None and topic.gated:
             # Whether an earlier try is among what waits for its sync is not known yet: come again.
             raise ShardUnavailable(
@@ -178,7 +180,7 @@ class Moves:
         chosen = WriteRequest(records=[_as_rich(write.records[place]) for place in fresh])
         first, ts = topic.staged_head + 1, max(now_ms, topic.staged_ts)
         batch = encode_batch(chosen, len(request.body), first, ts, engine.settings, trusted=True)
-        engine.check_caps(topic.config, topic, batch, now_ms, topic.name)
+        engine.check_caps(topic.config, topic, batch, topic.name)
         marks = tuple(MoveMark(at, str(identities[place])) for at, place in enumerate(fresh))
         pending = PendingAppend(request, topic, batch, first, ts, 0, AppendExtra(moved=marks), False)
         engine.commits.stage_append(pending, gated=True)

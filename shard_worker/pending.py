@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from shard_worker.core.seq_text import seq_list
 from shard_worker.request import Request, Timings
 
 if TYPE_CHECKING:
@@ -118,8 +119,7 @@ def answer_write(
     last = first + count - 1
     seqs = b""
     if request.options is None or request.options.get("seqs") is not False:
-        listed = b"%d" % first if count == 1 else ",".join(map(str, range(first, last + 1))).encode()
-        seqs = b'"seqs":[%b],' % listed
+        seqs = b'"seqs":[%b],' % seq_list(first, count)
     request.sink.answer(
         request.id,
         201 if created else 200,

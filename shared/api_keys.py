@@ -70,6 +70,10 @@ class KeyRing:
     def __repr__(self) -> str:
         return f"KeyRing({len(self._keys)} keys)"
 
+    def has(self, key: ApiKey) -> bool:
+        """Is it still there, with the same rights?"""
+        return key in self._keys
+
     def find(self, token: str) -> ApiKey | None:
         """The key of this secret. Takes the same time wherever it stands, and if it is absent."""
         digest = _digest(token)

@@ -92,22 +92,34 @@ class Blank:
     """Zeros where a frame could stand: preallocated space, or a lost write."""
 
 
+def frame_buffers(
+    kind: int, flags: int, lsn: int, topic_id: int, ts_ms: int, body: bytes | Sequence[bytes]
+) -> list[bytes]:
+    """One frame as buffers that are written one after the other; a large body is not copied at all."""
+    parts = (body,) if isinstance(body, bytes) else body
+    length = FRAME_MIN_BYTES + sum(map(len, parts))
+    if length < _STREAM_FROM_BYTES:
+        return [build_frame(kind, flags, lsn, topic_id, ts_ms, parts)]
+    if length > FRAME_MAX_BYTES:
+        raise ValueError(f"a frame of {length} bytes exceeds {FRAME_MAX_BYTES}")
+    header = _pack_header(FRAME_MAGIC, length, kind, FRAME_VERSION, flags, 0, lsn, topic_id, ts_ms)
+    checksum = xxh3_64(header)
+    for part in parts:
+        checksum.update(part)
+    return [header, *parts, _pack_checksum(checksum.intdigest())]
+
+
 def build_frame(
     kind: int, flags: int, lsn: int, topic_id: int, ts_ms: int, body: bytes | Sequence[bytes | memoryview]
 ) -> bytes:
-    """One frame. A body in parts is copied once."""
+    """One frame in one piece; for large ones see frame_buffers."""
     parts = (body,) if isinstance(body, bytes) else body
     length = FRAME_MIN_BYTES + sum(map(len, parts))
     if length > FRAME_MAX_BYTES:
         raise ValueError(f"a frame of {length} bytes exceeds {FRAME_MAX_BYTES}")
     header = _pack_header(FRAME_MAGIC, length, kind, FRAME_VERSION, flags, 0, lsn, topic_id, ts_ms)
-    if length < _STREAM_FROM_BYTES:
-        frame = b"".join((header, *parts))
-        return frame + _pack_checksum(xxh3_64_intdigest(frame))
-    checksum = xxh3_64(header)
-    for part in parts:
-        checksum.update(part)
-    return b"".join((header, *parts, _pack_checksum(checksum.intdigest())))
+    frame = b"".join((header, *parts))
+    return frame + _pack_checksum(xxh3_64_intdigest(frame))
 
 
 def decode_frame(

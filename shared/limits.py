@@ -212,3 +212,6 @@ WATCH_SUBSCRIBES_IN_FLIGHT: Final = 512
 
 WEBSOCKET_UNSENT_MAX: Final = 256
 """Answers that wait for a WebSocket client to read; then nothing more is read from it."""
+
+SEGMENT_MAX_OPEN_FILES: Final = 256
+"""Segment files that one worker keeps open; beyond it the least recently used is closed."""

@@ -21,6 +21,7 @@ class Access(Enum):
     READ = "read"
     WRITE = "write"
     READ_WRITE = "read+write"
+    WRITE_DELETE = "write+delete"
     DELETE = "delete"
     ADMIN = "admin"
 
@@ -30,6 +31,7 @@ _NEEDED: dict[Access, frozenset[Scope]] = {
     Access.READ: frozenset({Scope.READ}),
     Access.WRITE: frozenset({Scope.WRITE}),
     Access.READ_WRITE: frozenset({Scope.READ, Scope.WRITE}),
+    Access.WRITE_DELETE: frozenset({Scope.WRITE, Scope.DELETE}),
     Access.DELETE: frozenset({Scope.DELETE}),
     Access.ADMIN: frozenset({Scope.ADMIN}),
 }

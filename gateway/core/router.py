@@ -37,6 +37,7 @@ class Route(Generic[H]):
     handler: H
     access: Access
     sse: bool = False  # its GET accepts ?token=, because EventSource cannot send headers
+    opaque: bool = False  # the name in its path is not a topic's
 
     @property
     def named(self) -> bool:

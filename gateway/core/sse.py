@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from base64 import urlsafe_b64encode
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 import msgspec
 
@@ -116,6 +117,25 @@ def error(status: int, problem: TopicsError, topics: Sequence[str] = ()) -> Even
 def shutting_down() -> Event:
     text = "the server is shutting down; reconnect to go on"
     return Event("error", _encoder.encode({"code": "server_shutting_down", "message": text}))
+
+
+def ended(code: str, message: str) -> Event:
+    """The last event of a stream that is closed by us; its session may go on."""
+    return Event(
+        "error",
+        _encoder.encode({"code": 410, "error": code, "message": message}),
+        ws=_encoder.encode({"code": code, "status": 410, "message": message}),
+    )
+
+
+def _retry() -> Event:
+    event = Event("retry", b"{}")
+    event._sse = RETRY
+    return event
+
+
+RETRY_FIRST: Final = _retry()
+"""How soon an EventSource reconnects: the first thing on every stream, and no event to its listeners."""
 
 
 def heartbeat(wall_ms: int) -> bytes:

@@ -196,7 +196,7 @@ class Cursor:
 
     def renew(self, epoch: int) -> None:
         """The topic was deleted and made anew."""
-        self.seq = 0
+        self.seq = self.began = 0
         self.epoch = epoch
         self.gone = False
         self.retell = False

@@ -29,6 +29,7 @@ class SlotOwner(Protocol):
 class AnswerSlot:
     __slots__ = (
         "_callbacks",
+        "_half_closed_callback",
         "_owner",
         "body",
         "close",
@@ -75,6 +76,7 @@ class AnswerSlot:
         self.head_only = False  # the request was HEAD
         self.http10 = False
         self._callbacks: list[Callable[[], None]] | None = None
+        self._half_closed_callback: Callable[[], None] | None = None
 
     @property
     def answered(self) -> bool:
@@ -103,6 +105,19 @@ class AnswerSlot:
             if self._callbacks is None:
                 self._callbacks = []
             self._callbacks.append(callback)
+
+    def on_half_closed(self, callback: Callable[[], None]) -> None:
+        if self.half_closed:
+            callback()
+        else:
+            self._half_closed_callback = callback
+
+    def half_close(self) -> None:
+        """The client sends no more."""
+        self.half_closed = True
+        callback, self._half_closed_callback = self._half_closed_callback, None
+        if callback is not None and not self.answered:
+            callback()
 
     def lose(self) -> None:
         """The client has vanished: drop the answer, or tell those who prepare it."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import select
 import socket
+import time
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -149,6 +150,7 @@ class Connection:
                     return
                 if item.__class__ is AnswerSlot:
                     slots.append(item)
+                    item.half_closed = self._half_closed
                     if item.close:
                         self._closing = True
                     lane.handle(item)
@@ -211,7 +213,7 @@ class Connection:
             self.lose()  # but nobody keeps a stream open half way
             return
         for slot in self._slots:
-            slot.half_closed = True
+            self._lane.guard(slot.half_close)
         self._rearm()
 
     # --- output ---------------------------------------------------------------------------------
@@ -350,6 +352,9 @@ class Connection:
     def stream_send(self, data: bytes) -> bool:
         self._transmit([data])
         return not self.closed and not self._out.unsent
+
+    def stream_stalled_ms(self) -> float:
+        return (time.perf_counter() - self._progress_at) * 1000 if self._out.unsent else 0.0
 
     def stream_ended(self) -> None:
         self._stream = None

@@ -19,6 +19,7 @@ class StreamOwner(Protocol):
     def stream_send(self, data: bytes) -> bool:
         """Send or hold `data`; True if all of it left."""
 
+    def stream_stalled_ms(self) -> float: ...
     def stream_ended(self) -> None: ...
 
 
@@ -70,6 +71,9 @@ class HttpStream:
             self._last += LAST_CHUNK
         if self.started:
             self._finish()
+
+    def stalled_ms(self) -> float:
+        return self._owner.stream_stalled_ms()
 
     def on_writable(self, callback: Callable[[], None]) -> None:
         self._writable = callback

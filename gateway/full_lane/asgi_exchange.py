@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
@@ -21,6 +22,8 @@ class AsgiStream:
         self._ended = False
         self._writable: Callable[[], None] | None = None
         self._gone_callbacks: list[Callable[[], None]] = []
+        self._sending = False  # a frame was taken, and has not left yet
+        self._taken_at = 0.0
         self.head = head
         self.gone = head_only
 
@@ -40,6 +43,9 @@ class AsgiStream:
             self._gone_callbacks.clear()
             self._wake.set()
 
+    def stalled_ms(self) -> float:
+        return (time.perf_counter() - self._taken_at) * 1000 if self._sending else 0.0
+
     def on_writable(self, callback: Callable[[], None]) -> None:
         self._writable = callback
 
@@ -58,6 +64,7 @@ class AsgiStream:
 
     async def next_frame(self) -> bytes | None:
         """The next frame to send; None at the end. Asking for it means that the one before has left."""
+        self._sending = False
         if self._refused and not self._frames and self._writable is not None and not self.gone:
             self._refused = False
             self._writable()
@@ -66,6 +73,8 @@ class AsgiStream:
                 return None
             self._wake = trio.Event()
             await self._wake.wait()
+        self._sending = True
+        self._taken_at = time.perf_counter()
         return self._frames.pop(0)
 
 
@@ -121,6 +130,9 @@ class AsgiExchange:
             callback()
         elif not self.ready.is_set():
             self._callbacks.append(callback)
+
+    def on_half_closed(self, callback: Callable[[], None]) -> None:
+        """Every HTTP/2 request ends its sending side; leaving is a reset."""
 
     def lose(self) -> None:
         if self.gone:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
+from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 import trio
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
-from hypercorn.events import Event
+from hypercorn.events import Event, Updated
+from hypercorn.protocol.h2 import H2Protocol
 from hypercorn.trio.lifespan import Lifespan
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
@@ -38,8 +40,11 @@ class ReplayStream(trio.abc.HalfCloseableStream):
         self._write_timeout_s = write_timeout_s
         self._unread = unread
         self.socket = stream.socket
+        self.before_receive: Callable[[], Awaitable[None]] | None = None
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        if self.before_receive is not None:
+            await self.before_receive()
         if not self._unread:
             return bytes(await self._stream.receive_some(max_bytes))
         await trio.lowlevel.checkpoint()
@@ -67,16 +72,33 @@ class ReplayStream(trio.abc.HalfCloseableStream):
 
 
 class ConnectionServer(TCPServer):
-    """Hypercorn's, but what it is told counts even if the teller is cancelled meanwhile.
+    """Hypercorn's, with an idle time that always starts, and ends with the connection.
 
-    The last message of an answer ends its stream, which is a disconnect to the app and cancels what sends it, on its way
-    to start the connection's idle time: the connection would stay for ever. And bytes that h2 has handed out must
-    leave, or the two ends no longer agree on the state of their header compression.
+    The last message of an answer ends its stream, which is a disconnect to the app and cancels whoever sends it, on
+    the way to start the idle time: the connection would stay for ever. And bytes that h2 has handed out must leave,
+    or the two ends no longer agree on the state of their header compression.
     """
 
+    _over = False
+
     async def protocol_send(self, event: Event) -> None:
+        if self._over and isinstance(event, Updated):
+            return
         with trio.CancelScope(shield=True):  # bounded by ReplayStream's write timeout
             await super().protocol_send(event)
+
+    async def _read_data(self) -> None:
+        self.stream.before_receive = self._note_idle
+        await super()._read_data()
+        # The peer is gone. Left alone, the idle time would keep its socket until it is up.
+        self._over = True
+        await self.idle_task.stop()
+
+    async def _note_idle(self) -> None:
+        """A stream that the client resets ends without a word from Hypercorn."""
+        protocol = self.protocol.protocol
+        if isinstance(protocol, H2Protocol) and not protocol.streams and self.idle_task._handle is None:
+            await self.protocol_send(Updated(idle=True))
 
 
 class HypercornHost:
@@ -151,7 +173,9 @@ class HypercornHost:
         try:
             # The annotation of TCPServer names only the TLS stream; it serves plain ones as well.
             state = ConnectionState(self._state)
-            await ConnectionServer(self._app, self._config, self._context, cast(Any, state), cast(Any, stream))
+            await ConnectionServer(
+                self._app, self._config, self._context, cast(Any, state), cast(Any, stream)
+            )
         except Exception as err:
             # Frames for a stream that was answered early, bytes that are no protocol at all: Hypercorn
             # lets some of these escape. They concern this connection alone.

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gateway.core.router import Route
-from gateway.handlers import admin, records, topics
+from gateway.handlers import admin, queues, records, topics, watch
 
 if TYPE_CHECKING:
     from gateway.service import Handler
 
 
 def all_routes() -> list[Route[Handler]]:
-    return [*topics.ROUTES, *records.ROUTES, *admin.ROUTES]
+    return [*topics.ROUTES, *records.ROUTES, *queues.ROUTES, *watch.ROUTES, *admin.ROUTES]

@@ -79,6 +79,8 @@ def _own_numbers(api: Api) -> dict[str, float]:
         "uptime_ms": int((time.monotonic() - api.started_at) * 1000),
         "ready": int(all(link.up for link in api.shards.links)),
         "recovery_progress": api.replay_progress(),
+        "sse_connections": api.hub.streams.count,
+        "watch_sessions": len(api.hub.sessions),
     }
 
 

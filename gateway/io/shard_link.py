@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import Final, Protocol
 
 import trio
 
@@ -31,6 +31,7 @@ from shared.session import ClientSession, LinkState
 from shared.wire import (
     MAX_FDS_PER_FRAME,
     Answer,
+    Draining,
     FileExtent,
     FileOpened,
     FileRetired,
@@ -39,6 +40,7 @@ from shared.wire import (
     Options,
     ServerMessage,
     Stats,
+    TopicNotice,
 )
 
 log = logging.getLogger(__name__)
@@ -137,6 +139,17 @@ Reply = Answer | TopicsError
 OnReply = Callable[[Reply, LeasedFiles | None], None]
 
 
+class LinkListener(Protocol):
+    """Who is told what a shard says without being asked."""
+
+    def link_up(self, shard: int) -> None: ...
+    def link_down(self, shard: int, reason: str) -> None:
+        """After everyone who waited for an answer was refused."""
+
+    def notice(self, notice: TopicNotice) -> None:
+        """In order with the answers of the same link."""
+
+
 class _Phase(Enum):
     """What the current connection attempt has come to; the lifecycle task waits for it to change."""
 
@@ -159,6 +172,7 @@ class ShardLink:
         self.topics = 0  # last known totals of the shard
         self.bytes = 0
         self.reason = "not connected yet"  # why it is not up
+        self.listener: LinkListener | None = None
         self._shards = shards
         self._path = path
         self._poller: Poller | None = None  # while it runs
@@ -342,9 +356,22 @@ class ShardLink:
                 self._files.add(file, self._fds.popleft())
             case FileRetired(file):
                 self._files.retire(file)
-            case _:
+            case Draining():
                 self.reason = "it is shutting down"
                 self._refuse(self._session.drain())
+            case Answer():
+                raise AssertionError("answers are settled, not noticed")
+            case _:
+                self._tell(lambda listener: listener.notice(notice))
+
+    def _tell(self, tell: Callable[[LinkListener], None]) -> None:
+        if self.listener is None:
+            return
+        try:
+            tell(self.listener)
+        except Exception:
+            # A bug among the readers of one topic must not cost the shard its link.
+            log.exception("link.listener.failed", extra={"shard": self.shard})
 
     def _refuse(self, waiters: Sequence[OnReply]) -> None:
         for on_reply in waiters:
@@ -361,11 +388,14 @@ class ShardLink:
         self.reason = ""
         self._set_phase(_Phase.UP)
         log.info("link.up", extra={"shard": self.shard})
+        self._tell(lambda listener: listener.link_up(self.shard))
+        self.flush()
 
     def _go_down(self, reason: str, *, level: int = logging.WARNING) -> None:
         sock, self._sock = self._sock, None
         if sock is None:
             return
+        was_up = self._phase is _Phase.UP
         log.log(level, "link.down", extra={"shard": self.shard, "reason": reason})
         if self._poller is not None:
             self._poller.unregister(sock.fileno())
@@ -380,6 +410,8 @@ class ShardLink:
         self._set_phase(_Phase.DOWN)
         # Last: a callback may send the next request, which must find the link down.
         self._refuse(waiters)
+        if was_up:
+            self._tell(lambda listener: listener.link_down(self.shard, reason))
 
     # --- the lifecycle task ---------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from functools import lru_cache
 import trio
 
 from gateway.io.poller import Poller
-from gateway.io.shard_link import LeasedFiles, LinkOptions, OnReply, Reply, ShardLink
+from gateway.io.shard_link import LeasedFiles, LinkListener, LinkOptions, OnReply, Reply, ShardLink
 from shared.io.child_channel import socket_path
 from shared.routing import shard_for
 from shared.wire import Options
@@ -42,6 +42,14 @@ class ShardPool:
     def __repr__(self) -> str:
         return f"ShardPool({', '.join(map(repr, self.links))})"
 
+    def listen(self, listener: LinkListener) -> None:
+        """Tell somebody about the links' lives, and what the shards push."""
+        for link in self.links:
+            link.listener = listener
+
+    def shard_of(self, topic: str) -> int:
+        return self._link_of(topic).shard
+
     def _find_link(self, topic: str) -> ShardLink:
         return self.links[shard_for(topic, len(self.links))]
 
@@ -56,6 +64,14 @@ class ShardPool:
         link = self._link_of(topic)
         self._to_flush.add(link)
         return link.request(op, topic, body, options, on_reply)
+
+    def request_shard(
+        self, shard: int, op: int, topic: str, options: Options | None, on_reply: OnReply
+    ) -> int:
+        """Ask one shard, about a name that is not (only) one of its topics."""
+        link = self.links[shard]
+        self._to_flush.add(link)
+        return link.request(op, topic, b"", options, on_reply)
 
     def cancel(self, topic: str, id_: int) -> None:
         link = self._link_of(topic)

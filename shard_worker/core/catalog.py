@@ -18,6 +18,7 @@ class Catalog:
         self.visible: dict[str, Topic] = {}
         self.planned: dict[str, Topic] = {}
         self.by_id: dict[int, Topic] = {}
+        self.unborn: dict[int, Topic] = {}  # planned, and not shown or given up yet
         self._names: list[str] = []  # of the visible ones, in order
         self._configs: dict[TopicConfig, TopicConfig] = {}
         self.last_id = 0
@@ -36,15 +37,23 @@ class Catalog:
         # An epoch is never given out twice, also not after a delete: readers tell generations apart by it.
         self.last_epoch = max(now_ms, self.last_epoch + 1)
         topic = Topic(id=self.last_id, name=name, epoch=self.last_epoch, config=self.shared_config(config))
-        self.planned[name] = topic
+        self.planned[name] = self.unborn[topic.id] = topic
         return topic
+
+    def give_up(self, topic: Topic) -> None:
+        """It could not be created after all."""
+        self.unborn.pop(topic.id, None)
+        if self.planned.get(topic.name) is topic:
+            del self.planned[topic.name]
 
     def show(self, topic: Topic) -> None:
         self.by_id[topic.id] = topic
         if topic.name not in self.visible:
             insort(self._names, topic.name)
         self.visible[topic.name] = topic
-        self.planned.setdefault(topic.name, topic)
+        if self.unborn.pop(topic.id, None) is None:
+            # In replay. A topic that was planned here is in `planned` already, or was deleted again since.
+            self.planned.setdefault(topic.name, topic)
         self.last_id = max(self.last_id, topic.id)
         self.last_epoch = max(self.last_epoch, topic.epoch)
 

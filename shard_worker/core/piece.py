@@ -123,7 +123,7 @@ class PieceSource(Protocol):
     def verify_hot(self, lsn: int) -> None:
         """Raise unless the batch whose JSON part starts at `lsn` is intact; for bytes sent without a look."""
 
-    def hot_json(self, lsns: Sequence[int], sizes: Sequence[int]) -> list[memoryview]:
+    def hot_json(self, lsns: Sequence[int], sizes: Sequence[int]) -> list[bytes]:
         """The JSON parts of whole batches, in one go; verified."""
 
     def sealed_pieces(self, segment: int, topic_id: int, first: int, last: int) -> Iterator[Piece]:

@@ -6,6 +6,7 @@ extents of log files and never touches a record. Everything else goes through by
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -14,7 +15,7 @@ import msgspec
 
 from shard_worker.core.hot_index import IN_MEMORY
 from shard_worker.core.piece import Piece, PieceSource
-from shard_worker.core.topic import REASON_MIXED, Topic
+from shard_worker.core.topic import REASON_MIXED, Run, Topic
 from shared.api_types import DiffRequest
 from shared.errors import InvalidRequest
 from shared.limits import (
@@ -207,9 +208,9 @@ def _read_plain(
     stop = min(stop, start + view.limit - 1)
     result.next_from = stop
     budget = view.max_bytes
-    for run in topic.runs:
-        if run.last < start:
-            continue
+    runs = topic.runs
+    for place in range(bisect_left(runs, start, key=_last_of), len(runs)):
+        run = runs[place]
         if run.first > stop:
             break
         for piece in source.sealed_pieces(run.segment, topic.id, max(start, run.first), min(stop, run.last)):
@@ -220,6 +221,10 @@ def _read_plain(
     index = hot.index_of(start)
     if index < len(hot.first) and hot.first[index] <= stop:
         _read_hot(topic, index, start, stop, budget, source, result, extents_allowed)
+
+
+def _last_of(run: Run) -> int:
+    return run.last
 
 
 def _take(piece: Piece, start: int, stop: int, budget: int, result: ReadResult) -> int:

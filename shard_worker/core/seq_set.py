@@ -40,6 +40,9 @@ class SeqSet:
         if seq > 0:
             self._bits.remove_range(0, seq)
 
+    def forget(self, first: int, last: int) -> None:
+        self._bits.remove_range(first, last + 1)
+
     def first_absent(self, seq: int) -> int:
         """The smallest seq ≥ `seq` that is not in the set."""
         step = 1

@@ -216,8 +216,9 @@ class ShardState:
     def _apply_created(self, lsn: int, topic_id: int, fact: TopicCreated) -> None:
         if topic_id in self.catalog.by_id:
             return
-        topic = self.catalog.planned.get(fact.name)
-        if topic is None or topic.id != topic_id:
+        # By id: under its name another may be planned by now, and the writes that wait belong to this one.
+        topic = self.catalog.unborn.get(topic_id)
+        if topic is None:
             config = self.catalog.shared_config(config_from_dict(fact.config))
             topic = Topic(id=topic_id, name=fact.name, epoch=fact.epoch, config=config)
         topic.lsn = lsn

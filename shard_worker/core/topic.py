@@ -85,6 +85,7 @@ class Topic:
         "resident",
         "resident_bytes",
         "runs",
+        "staged_config",
         "staged_head",
         "staged_ts",
         "terms",
@@ -116,6 +117,7 @@ class Topic:
         self.last_read_ts = 0
         self.last_file = 0  # newest log file that holds a record of this topic
         # Handed out but not applied yet: frames that wait for their group.
+        self.staged_config: TopicConfig | None = None
         self.staged_head = 0
         self.staged_ts = 0
         self.pending_records = 0
@@ -134,6 +136,11 @@ class Topic:
             f"<Topic {self.name} id={self.id} {self.config.durability} head={self.head} floor={self.floor} "
             f"live_from={self.live_from} count={self.count} hot={len(self.hot)} runs={len(self.runs)}>"
         )
+
+    @property
+    def planned_config(self) -> TopicConfig:
+        """What is in force for whatever is written next."""
+        return self.config if self.staged_config is None else self.staged_config
 
     @property
     def earliest(self) -> int:

@@ -20,7 +20,10 @@ from shared.snapshot_items import HotIndex as SnapHot
 
 def topic_to_snapshot(topic: Topic, *, clean: bool) -> SnapTopic:
     """`clean`: nothing is on its way any more, so reserved seqs are given back."""
-    hot, holes, lost_records, lost_bytes = _without_residents(topic)
+    hot, lost, lost_records, lost_bytes = _without_residents(topic)
+    holes, deleted, first = (
+        _with_holes(topic, lost) if lost else (topic.holes, topic.deleted, topic.live_from)
+    )
     dedupe = topic.dedupe.entries() if topic.dedupe is not None else []
     return SnapTopic(
         id=topic.id,
@@ -33,11 +36,11 @@ def topic_to_snapshot(topic: Topic, *, clean: bool) -> SnapTopic:
         ts=topic.last_ts,
         floor=topic.floor,
         reason=topic.reason,
-        first=topic.live_from,
+        first=first if topic.count > lost_records else topic.head + 1,
         count=topic.count - lost_records,
         json_bytes=topic.bytes - lost_bytes,
-        holes=holes,
-        deleted=topic.deleted.to_bytes() if topic.deleted is not None else None,
+        holes=tuple(holes),
+        deleted=deleted.to_bytes() if deleted is not None and len(deleted) else None,
         hot=hot,
         sealed=tuple(
             SealedRun(
@@ -65,12 +68,12 @@ def _more(topic: Topic) -> dict[str, object]:
     return more
 
 
-def _without_residents(topic: Topic) -> tuple[SnapHot, tuple[Hole, ...], int, int]:
-    """The hot index as a later process can use it. Resident batches die with this one and leave holes."""
+def _without_residents(topic: Topic) -> tuple[SnapHot, list[Hole], int, int]:
+    """The hot index as a later process can use it, and what it will miss: resident batches die with this one."""
     hot = topic.hot
     columns = (hot.first, hot.lsn, hot.ts, hot.size, hot.live, hot.count, hot.flags)
     if IN_MEMORY not in hot.lsn[hot.start :]:
-        return SnapHot(*(column[hot.start :] for column in columns)), tuple(topic.holes), 0, 0
+        return SnapHot(*(column[hot.start :] for column in columns)), [], 0, 0
     lost: list[Hole] = []
     kept: list[int] = []
     records = size = 0
@@ -84,10 +87,23 @@ def _without_residents(topic: Topic) -> tuple[SnapHot, tuple[Hole, ...], int, in
         size += hot.live[index]
         if lost and lost[-1].last == first - 1:
             lost[-1] = Hole(lost[-1].first, last, REASON_MIXED)
-        else:
-            lost.append(Hole(first, last, REASON_MIXED))
+        elif last >= topic.floor:
+            lost.append(Hole(max(first, topic.floor), last, REASON_MIXED))
     stored = (array(column.typecode, [column[index] for index in kept]) for column in columns)
-    return SnapHot(*stored), tuple(sorted([*topic.holes, *lost])), records, size
+    return SnapHot(*stored), lost, records, size
+
+
+def _with_holes(topic: Topic, lost: list[Hole]) -> tuple[list[Hole], SeqSet | None, int]:
+    """Holes, deleted seqs and first live seq of the topic without the records in `lost`."""
+    twin = Topic(id=topic.id, name=topic.name, epoch=topic.epoch, config=topic.config)
+    twin.head, twin.live_from = topic.head, topic.live_from
+    twin.holes = sorted([*topic.holes, *lost])
+    if topic.deleted is not None:
+        # A seq is either in a hole or deleted: otherwise it would be subtracted twice from what lives.
+        twin.deleted = topic.deleted.copy()
+        for hole in lost:
+            twin.deleted.forget(hole.first, hole.last)
+    return twin.holes, twin.deleted, twin.next_live(twin.live_from)
 
 
 def topic_from_snapshot(stored: SnapTopic, catalog: Catalog) -> Topic:

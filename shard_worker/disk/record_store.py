@@ -6,10 +6,12 @@ older frames are verified when they are first touched, blocks and indexes whenev
 
 from __future__ import annotations
 
+import errno
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 from struct import Struct
+from typing import TypeVar
 
 from shard_worker.core.hot_index import HotEntry
 from shard_worker.core.piece import Piece
@@ -18,12 +20,12 @@ from shard_worker.core.shard_state import TIER_COLD, SegmentEntry, ShardState
 from shard_worker.disk.byte_cache import ByteCache
 from shard_worker.disk.wal import Wal
 from shared.columns import COLUMN_ENDS, Columns
-from shared.errors import CorruptFrame, CorruptSegment
+from shared.errors import CorruptFrame, CorruptSegment, ShardUnavailable
 from shared.format_errors import BadBytes, FormatError
 from shared.frame import FRAME_MAX_BYTES, Frame, decode_frame
 from shared.int_arrays import dump
 from shared.io.durable_fs import File, FileSystem
-from shared.limits import BLOCK_MAX_RECORDS
+from shared.limits import BLOCK_MAX_RECORDS, RETRY_AFTER_DEFAULT_MS, SEGMENT_MAX_OPEN_FILES
 from shared.segment_index import BlockEntry, SegmentIndex
 from shared.segment_reader import (
     read_block,
@@ -36,6 +38,9 @@ from shared.segment_reader import (
 from shared.segment_terms import Terms, Trailer
 from shared.wal_format import FLAG_EXTRA, JSON_OFFSET, LSN_OFFSET_BITS
 
+_T = TypeVar("_T")
+
+_OUT_OF_FILES = (errno.EMFILE, errno.ENFILE)
 _FLAGS_AT = 10
 _COLUMNS_LENGTH_AT = 60
 _u16 = Struct("<H").unpack_from
@@ -44,6 +49,7 @@ _LENGTH_AT = 4
 _SIZE_UNKNOWN = 0
 _GAP_BYTES = 1024  # reading over a smaller gap is cheaper than another call
 _SPAN_BYTES = 1 << 20
+_SPARSE = 4  # bytes read per byte wanted, up to which a single read beats looking for gaps
 
 
 def segment_file_name(number: int) -> str:
@@ -128,25 +134,35 @@ class RecordStore:
             load_json=lambda: memoryview(json),
         )
 
-    def hot_json(self, lsns: Sequence[int], sizes: Sequence[int]) -> list[memoryview]:
+    def hot_json(self, lsns: Sequence[int], sizes: Sequence[int]) -> list[bytes]:
         """Batches that stand close together in the log are read with one call and cut apart in memory."""
         if lsns[0] < self.verified_from:
             for lsn in lsns:
                 self.verify_hot(lsn)
-        found: list[memoryview] = []
+        found: list[bytes] = []
         place, count = 0, len(lsns)
         while place < count:
-            start, end = lsns[place], lsns[place] + sizes[place]
-            until = place + 1
-            while until < count and lsns[until] - end < _GAP_BYTES and lsns[until] - start < _SPAN_BYTES:
-                end = lsns[until] + sizes[until]
-                until += 1
-            span = memoryview(self._read_log(start, end - start))
-            for at in range(place, until):
-                offset = lsns[at] - start
-                found.append(span[offset : offset + sizes[at]])
+            until = self._span_end(lsns, sizes, place)
+            start = lsns[place]
+            span = self._read_log(start, lsns[until - 1] + sizes[until - 1] - start)
+            found += [
+                span[lsn - start : lsn - start + size]
+                for lsn, size in zip(lsns[place:until], sizes[place:until], strict=True)
+            ]
             place = until
         return found
+
+    def _span_end(self, lsns: Sequence[int], sizes: Sequence[int], place: int) -> int:
+        """Up to which batch one read is worth it, from the one at `place`."""
+        start, count = lsns[place], len(lsns)
+        whole = lsns[-1] + sizes[-1] - start
+        if whole <= _SPAN_BYTES and whole <= _SPARSE * sum(sizes[place:]):
+            return count
+        end, until = start + sizes[place], place + 1
+        while until < count and lsns[until] - end < _GAP_BYTES and lsns[until] - start < _SPAN_BYTES:
+            end = lsns[until] + sizes[until]
+            until += 1
+        return until
 
     def verify_hot(self, lsn: int) -> None:
         """Make sure that the frame whose JSON part is at `lsn` is intact."""
@@ -230,7 +246,7 @@ class RecordStore:
     def _block_piece(self, segment: int, ordinal: int, entry: BlockEntry) -> Piece:
         def columns() -> tuple[Columns, Sequence[int] | None, array[int] | None]:
             def load() -> tuple[tuple[Columns, Sequence[int], array[int] | None], int]:
-                block = self._guard(segment, lambda file: read_block_columns(file.pread, entry))
+                block = self._guard(segment, lambda file: read_block_columns(file.pread, entry), entry.offset)
                 times = block.times if not isinstance(block.times, int) else None
                 return (block.columns, block.seqs, times), 256 + 16 * entry.count + len(block.columns._buffer)
 
@@ -238,7 +254,7 @@ class RecordStore:
 
         def json() -> memoryview:
             def load() -> tuple[memoryview, int]:
-                block = self._guard(segment, lambda file: read_block(file.pread, entry))
+                block = self._guard(segment, lambda file: read_block(file.pread, entry), entry.offset)
                 return block.json, 256 + len(block.json)
 
             return self.cache.get((segment, ordinal, "json"), load)
@@ -287,18 +303,34 @@ class RecordStore:
 
         return self.cache.get((segment, 0, "terms"), load)
 
-    def _guard(self, segment: int, use):  # type: ignore[no-untyped-def]
-        """Run `use(file)`; whatever is wrong with the file becomes an error that names it."""
+    def _guard(self, segment: int, use: Callable[[File], _T], block_at: int | None = None) -> _T:
+        """Run `use(file)`; whatever is wrong with the file becomes an error that names it.
+
+        `block_at`: where the block starts that is looked at; its codec counts from there.
+        """
         path = self.segment_path(segment)
         try:
-            file = self._files.get(segment)
-            if file is None:
-                file = self._files[segment] = self._open(segment)
-            return use(file)
+            return use(self._file(segment))
         except FormatError as err:
-            raise CorruptSegment(path=path, offset=getattr(err, "offset", None), reason=str(err)) from err
+            offset = getattr(err, "offset", None) if block_at is None else block_at
+            raise CorruptSegment(path=path, offset=offset, reason=str(err)) from err
         except OSError as err:
+            if err.errno in _OUT_OF_FILES:
+                # Our own shortage, not the file's fault.
+                raise ShardUnavailable(
+                    shard=self._shard, reason="out of file descriptors", retry_after_ms=RETRY_AFTER_DEFAULT_MS
+                ) from err
             raise CorruptSegment(path=path, offset=None, reason=f"cannot be read: {err}") from err
+
+    def _file(self, segment: int) -> File:
+        """Open files are kept, the most recently used last, and only so many."""
+        file = self._files.pop(segment, None)
+        if file is None:
+            while len(self._files) >= SEGMENT_MAX_OPEN_FILES:
+                self._files.pop(next(iter(self._files))).close()
+            file = self._open(segment)
+        self._files[segment] = file
+        return file
 
     def _open(self, segment: int) -> File:
         path = self.segment_path(segment)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from shared.errors import DiskFault
 from shared.file_header import FILE_HEADER_BYTES, FileHeader
-from shared.frame import FRAME_MIN_BYTES, Kind, build_frame
+from shared.frame import FRAME_MIN_BYTES, Kind, build_frame, frame_buffers
 from shared.io.durable_fs import File, FileSystem
 from shared.wal_format import LSN_OFFSET_BITS, encode_wal_header, lsn_of, split_lsn
 
@@ -138,7 +138,7 @@ class Wal:
         if self._offset + length + FRAME_MIN_BYTES > self._file_bytes and self._offset > FILE_HEADER_BYTES:
             self._stage_file_end(ts_ms)
         lsn = self._file_no << LSN_OFFSET_BITS | self._offset
-        self._part().buffers.append(build_frame(kind, flags, lsn, topic_id, ts_ms, body))
+        self._part().buffers += frame_buffers(kind, flags, lsn, topic_id, ts_ms, body)
         self._offset += length
         self.counters.frames += 1
         return lsn

@@ -296,7 +296,7 @@ documented_api = schemathesis.openapi.from_dict(DOCUMENT, config=SchemathesisCon
 
 
 @documented_api.parametrize()
-@hypothesis.settings(max_examples=60, suppress_health_check=list(hypothesis.HealthCheck))
+@hypothesis.settings(max_examples=40, suppress_health_check=list(hypothesis.HealthCheck))
 def test_the_server_does_what_the_document_says(case: Case, live: LiveServer) -> None:
     aim(case)
     if case.method == "DELETE":
