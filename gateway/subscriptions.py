@@ -299,9 +299,7 @@ class Subscriptions:
         self.release(feed)
         survey.came()
 
-    def _prefix_surveyed(
-        self, survey: Survey, watched: _Prefix, found: list[Entry] | TopicsError
-    ) -> None:
+    def _prefix_surveyed(self, survey: Survey, watched: _Prefix, found: list[Entry] | TopicsError) -> None:
         if isinstance(found, TopicsError):
             survey.error = found
         else:

@@ -125,9 +125,7 @@ class Page:
     def record(self) -> Event:
         if self._record is None:
             records = memoryview(self._answer.records)[1:-1]
-            self._record = sse.record(
-                self._topic, bytes(records), self.resumes_at, self.next_from, self.head
-            )
+            self._record = sse.record(self._topic, bytes(records), self.resumes_at, self.next_from, self.head)
         return self._record
 
     def tombstone(self, *, fresh: bool) -> Event:
@@ -135,7 +133,12 @@ class Page:
         if fresh not in self._tombstones:
             reason = FROM_SEQ_TOO_OLD if fresh else self.lost.reason
             self._tombstones[fresh] = sse.tombstone(
-                self._topic, reason, self.lost.gap_from, self.lost.gap_to, self._answer.earliest_seq, self.head
+                self._topic,
+                reason,
+                self.lost.gap_from,
+                self.lost.gap_to,
+                self._answer.earliest_seq,
+                self.head,
             )
         return self._tombstones[fresh]
 
@@ -157,7 +160,9 @@ class Fetch:
 class Asks(Protocol):
     """Where a feed sends its reads."""
 
-    def __call__(self, op: int, topic: str, body: bytes, options: Options | None, on_reply: OnReply) -> int: ...
+    def __call__(
+        self, op: int, topic: str, body: bytes, options: Options | None, on_reply: OnReply
+    ) -> int: ...
 
 
 class Feed:
@@ -200,7 +205,9 @@ class Feed:
     def __repr__(self) -> str:
         state = f"epoch {self.epoch} head {self.head}" if self.exists else "absent"
         live = sum(map(len, self.live.values()))
-        return f"<Feed {self.name} {state if self.known else 'unknown'} readers={len(self.readers)} live={live}>"
+        return (
+            f"<Feed {self.name} {state if self.known else 'unknown'} readers={len(self.readers)} live={live}>"
+        )
 
     def ready_for(self, reader: Reader) -> bool:
         return self.known and self.exists and not (reader.view.strong and self.synced is None)
@@ -254,7 +261,11 @@ class Feed:
         for view, readers in list(self.live.items()):
             if view.strong:
                 continue
-            if view.plain and notice.records is not None and _fits(notice.records, notice.records_count, view):
+            if (
+                view.plain
+                and notice.records is not None
+                and _fits(notice.records, notice.records_count, view)
+            ):
                 if event is None:
                     event = _pushed_event(notice, notice.records)
                 self._fan_out(list(readers), event, notice.from_seq, notice.to_seq)

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Protocol
 
 import trio
 
@@ -40,7 +41,7 @@ class HubOptions:
     linger_ms: int = WATCH_LINGER_MS
 
 
-class StreamShards(SubscribedShards):
+class StreamShards(SubscribedShards, Protocol):
     def flush(self) -> None: ...
 
 
@@ -122,9 +123,7 @@ class WatchHub:
 
         self.subscriptions.survey(plan.topics, plan.prefixes, strong=plan.view.strong, done=surveyed)
 
-    def _make_session(
-        self, plan: WatchPlan, key: ApiKey | None, survey: Survey, *, lenient: bool
-    ) -> Created:
+    def _make_session(self, plan: WatchPlan, key: ApiKey | None, survey: Survey, *, lenient: bool) -> Created:
         session = SseSession(self, f"wid_{secrets.token_urlsafe(18)}", key, plan.heartbeat_ms)
         topics = begin(session, plan, survey, lenient=lenient)
         self.sessions[session.wid] = session

@@ -173,9 +173,7 @@ class Watcher:
             # Whatever was there when the watch began is known; this one is new, so all of it is.
             reader = self._departed.pop(feed.name, None)
             if reader is None:
-                reader = Reader(
-                    name=feed.name, seq=0, epoch=feed.epoch, named=False, watcher=self, view=view
-                )
+                reader = Reader(name=feed.name, seq=0, epoch=feed.epoch, named=False, watcher=self, view=view)
             self.readers[feed.name] = reader
             self.attach_reader(reader)
         self.pump()

@@ -40,7 +40,12 @@ class WaitingClaim:
     wanted: int
     lease_ms: int
     deadline_ms: int  # when it is answered, whatever there is
-    due_ms: int = 0  # not before: the end of the window in which claims are gathered
+    due_ms: int = 0  # not before: the end of the window in which claims are gathered; 0 once it is over
+
+    @property
+    def next_ms(self) -> int:
+        """When something is due for it, whether a job comes or not."""
+        return self.due_ms or self.deadline_ms
 
 
 class QueueOps:
@@ -73,7 +78,7 @@ class QueueOps:
     def _claim(self, request: Request) -> None:
         wanted = decode_claim(request.body)
         engine, now_ms = self._engine, self._engine.now_ms()
-        topic, _ = self._queue(request, now_ms)
+        topic, queue = self._queue(request, now_ms)
         if not wanted.node:
             raise InvalidRequest("node must not be empty")
         config = topic.config
@@ -88,15 +93,15 @@ class QueueOps:
         )
         if config.leases_durable:
             engine.commits.check_writable()
+        waiting = self._waiting.setdefault(topic, [])
+        waiting.append(claim)
         if config.claim_jitter_ms:
-            gathered = self._waiting.get(topic)
-            claim.due_ms = gathered[0].due_ms if gathered and gathered[0].due_ms > now_ms else 0
-            claim.due_ms = claim.due_ms or now_ms + config.claim_jitter_ms
+            # Join the window that is open, or open one.
+            open_until = max((other.due_ms for other in waiting), default=0)
+            claim.due_ms = open_until if open_until > now_ms else now_ms + config.claim_jitter_ms
             claim.deadline_ms = max(claim.deadline_ms, claim.due_ms)
-            self._waiting.setdefault(topic, []).append(claim)
-            return
-        self._waiting.setdefault(topic, []).append(claim)
-        self._serve_waiting(topic, now_ms)
+        elif claim.deadline_ms <= now_ms or queue.has_ready(topic):
+            self._serve_waiting(topic, now_ms)
 
     def _serve(self, claims: list[WaitingClaim], now_ms: int) -> list[WaitingClaim]:
         """Divide what is ready evenly over the claims. Returns those that got nothing and can wait on."""
@@ -185,31 +190,37 @@ class QueueOps:
                 claim.request.fail(TopicNotFound(topic=topic.name))
             return
         topic.queue.settle(topic, now_ms)
-        left: list[WaitingClaim] = []
-        # Claims of one window share what there is when it is over; windows one after the other.
-        for due_ms in sorted({claim.due_ms for claim in claims}):
-            cohort = [claim for claim in claims if claim.due_ms == due_ms]
-            left += cohort if due_ms > now_ms else self._serve(cohort, now_ms)
+        # All whose window is over share what there is; who got nothing waits on, in front of those that come later.
+        cohort = [claim for claim in claims if claim.due_ms <= now_ms]
+        left = self._serve(cohort, now_ms) if cohort else []
+        for claim in left:
+            claim.due_ms = 0
+        left += [claim for claim in claims if claim.due_ms > now_ms]
         if left:
             self._waiting[topic] = left
 
     def tick(self, now_ms: int) -> None:
-        for topic in list(self._waiting):
-            queue = topic.queue
-            change = queue.next_change_ms() if queue is not None else None
-            claims = self._waiting[topic]
-            soonest = min(min(claim.deadline_ms, claim.due_ms or claim.deadline_ms) for claim in claims)
-            if soonest <= now_ms or (change is not None and change <= now_ms):
+        for topic, claims in list(self._waiting.items()):
+            if self._due_ms(topic, claims, now_ms) <= now_ms:
                 self._serve_waiting(topic, now_ms)
 
     def next_deadline_ms(self) -> int | None:
-        times: list[int] = []
-        for topic, claims in self._waiting.items():
-            times += [min(claim.deadline_ms, claim.due_ms or claim.deadline_ms) for claim in claims]
-            change = topic.queue.next_change_ms() if topic.queue is not None else None
-            if change is not None:
-                times.append(change)
-        return min(times, default=None)
+        now_ms = self._engine.now_ms()
+        return min(
+            (self._due_ms(topic, claims, now_ms) for topic, claims in self._waiting.items()), default=None
+        )
+
+    def _due_ms(self, topic: Topic, claims: list[WaitingClaim], now_ms: int) -> int:
+        """When to look at the claims that wait for this topic."""
+        due_ms = min(claim.next_ms for claim in claims)
+        queue = topic.queue
+        if queue is None or all(claim.due_ms for claim in claims):
+            return due_ms  # nobody gets a job before a window is over
+        if queue.has_ready(topic):
+            # Somebody else has settled the queue: looking at its state is enough, and changes nothing else.
+            return now_ms
+        change_ms = queue.next_change_ms()
+        return due_ms if change_ms is None else min(due_ms, change_ms)
 
     def cancel(self, sink: object, request_id: object) -> Request | None:
         for topic, claims in list(self._waiting.items()):

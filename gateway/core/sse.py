@@ -78,9 +78,7 @@ def record(topic: str, records: bytes, from_seq: int, to_seq: int, head_seq: int
     return Event("record", data % (topic.encode(), records, from_seq, to_seq, head_seq))
 
 
-def tombstone(
-    topic: str, reason: str, gap_from: int, gap_to: int, earliest_seq: int, head_seq: int
-) -> Event:
+def tombstone(topic: str, reason: str, gap_from: int, gap_to: int, earliest_seq: int, head_seq: int) -> Event:
     data = b'{"topic":"%b","reason":"%b","gap_from":%d,"gap_to":%d,"earliest_seq":%d,"head_seq":%d}'
     return Event(
         "tombstone",

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -118,8 +118,10 @@ class Plan:
 
 
 class CheckedShard:
-    def __init__(self, disk: FakeDisk | None = None, clock: ManualClock | None = None) -> None:
-        self.driver = ShardDriver(disk, clock=clock)
+    def __init__(
+        self, disk: FakeDisk | None = None, clock: ManualClock | None = None, *, open: bool = True
+    ) -> None:
+        self.driver = ShardDriver(disk, clock=clock, open=open)
         self.driver.before_sync = self._note_written
         self.driver.after_sync = self._mark_synced
         self._being_synced: list[Entry] = []
@@ -194,6 +196,8 @@ class CheckedShard:
         self._take_answers()
 
     def _take_answers(self) -> None:
+        if not self.log:
+            return
         settled = not self.driver.engine.commits._group
         for entry in list(self.log):
             if entry.applied:
@@ -672,7 +676,9 @@ class CheckedShard:
         for item in items:
             topic = self.live.by_name(item["topic"])
             assert topic is not None
-            check((item["count"], item["bytes"]) == (topic.count, topic.bytes) or self.faulty, "list item", item)
+            check(
+                (item["count"], item["bytes"]) == (topic.count, topic.bytes) or self.faulty, "list item", item
+            )
 
     # --- crashes ----------------------------------------------------------------------------------------
 
@@ -690,7 +696,10 @@ class CheckedShard:
     def close_and_reopen(self) -> None:
         self._guard(self.driver.settle)
         faulty = self.faulty  # then the last snapshot may fail, and the restart is like one after a kill
-        self.driver.close()
+        try:
+            self.driver.close()
+        except DiskFault:
+            check(faulty, "a DiskFault although the disk did not fail")
         self.disk.kill_process()
         if not faulty:
             check(not self.in_flight, "in flight after a clean close", self.in_flight)
@@ -787,14 +796,29 @@ class CheckedShard:
 
     def check_rebuild(self, *, power_lost: bool = False) -> None:
         """Oracles 5 and 6: what the files alone give is what is being served. Nothing may be in flight."""
-        twin = CheckedShard.__new__(CheckedShard)
-        twin.__dict__ = dict(self.__dict__)
-        disk = self.disk.clone()
-        disk.clear_faults()
+        twin = self.twin(self.disk.clone())
         if power_lost:
-            disk.lose_power(0, "none")
-        twin.driver = ShardDriver(disk, clock=self.driver.clock)
-        twin.judge(power_lost=power_lost)
+            twin.disk.lose_power(0, "none")
+        twin.recover(power_lost=power_lost)
+
+    def twin(self, disk: FakeDisk) -> CheckedShard:
+        """The same expectations about another disk; `recover` opens it."""
+        twin = CheckedShard(disk, ManualClock(self.driver.clock.now_ms), open=False)
+        twin.live, twin.base, twin.log = self.live.copy(), self.base.copy(), list(self.log)
+        twin.planned, twin.epochs = dict(self.planned), dict(self.epochs)
+        twin.plans = {number: replace(plan) for number, plan in self.plans.items()}
+        return twin
+
+    # --- maintenance ------------------------------------------------------------------------------------
+
+    def seal(self, names: list[str] | None = None) -> None:
+        self._guard(lambda: self.driver.seal(names))
+
+    def snapshot(self) -> None:
+        self._guard(self.driver.snapshot)
+
+    def relocate(self) -> None:
+        self._guard(self.driver.relocate)
 
 
 def observe(driver: ShardDriver) -> dict[str, Observed]:

@@ -66,6 +66,7 @@ def test_short_writes_are_continued(
 def test_a_write_without_progress_fails_instead_of_spinning(
     fs: RealFileSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(os, "pwrite", lambda *_: 0)
     monkeypatch.setattr(os, "pwritev", lambda *_: 0)
     file = fs.create(str(tmp_path / "a"))
     with pytest.raises(OSError, match="no progress"):
@@ -129,11 +130,13 @@ def test_allocate_on_a_full_disk_fails_and_gives_back_the_part_that_fitted(
 def test_write_errors_propagate(
     fs: RealFileSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
+    monkeypatch.setattr(os, "pwrite", failing(number))
     monkeypatch.setattr(os, "pwritev", failing(number))
     file = fs.create(str(tmp_path / "a"))
-    with pytest.raises(OSError) as caught:
-        file.pwritev([b"x"], 0)
-    assert caught.value.errno == number
+    for buffers in ([b"x"], [b"x", b"y"]):
+        with pytest.raises(OSError) as caught:
+            file.pwritev(buffers, 0)
+        assert caught.value.errno == number
     file.close()
 
 
@@ -256,7 +259,7 @@ def test_read_whole_of_an_empty_file_is_empty(fs: RealFileSystem, tmp_path: Path
     assert read_whole(fs, str(tmp_path / "a")) == b""
 
 
-@pytest.mark.parametrize("call", ["pwritev", "fdatasync", "rename"])
+@pytest.mark.parametrize("call", ["pwrite", "fdatasync", "rename"])
 def test_atomic_write_keeps_the_old_file_and_no_leftover_if_a_step_fails(
     fs: RealFileSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
@@ -275,7 +278,7 @@ def test_atomic_write_keeps_the_old_file_and_no_leftover_if_a_step_fails(
 def test_atomic_write_reports_the_first_error_when_the_cleanup_fails_too(
     fs: RealFileSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(os, "pwritev", failing(errno.ENOSPC))
+    monkeypatch.setattr(os, "pwrite", failing(errno.ENOSPC))
     monkeypatch.setattr(os, "unlink", failing(errno.EIO))
     with pytest.raises(OSError) as caught:
         write_atomically(fs, str(tmp_path / "a"), [b"new"])
