@@ -11,6 +11,7 @@ import trio
 
 from gateway.edge import Edge, EdgeOptions
 from gateway.full_lane.pages import register_pages
+from gateway.full_lane.websocket import register_websocket
 from gateway.io.shard_pool import ShardPool
 from gateway.io.supervisor_feed import SupervisorFeed
 from gateway.service import Api
@@ -41,7 +42,7 @@ async def run_gateway(channel: ChildChannel, boot: Boot) -> None:
     api = Api(settings, shards, version=release)
     feed = SupervisorFeed(boot.shards, on_keys=api.replace_keys)
     api.replay = feed
-    edge = Edge(api, edge_options(settings), registrations=[register_pages(api)])
+    edge = Edge(api, edge_options(settings), registrations=[register_pages(api), register_websocket(api)])
     listeners = [socket.socket(fileno=fd) for fd in boot.listen_fds]
     async with trio.open_nursery() as nursery:
         nursery.start_soon(channel.heartbeat)

@@ -270,6 +270,8 @@ class Api:
     def replace_keys(self, ring: KeyRing) -> None:
         self.gatekeeper.replace_keys(ring)
         self.hub.keys_replaced(ring)
+        self.work.keys_replaced(ring)
+        self.flush()  # outside of a turn: jobs of streams that ended go back now
 
     def replay_progress(self) -> float:
         """0 to 1, of all shards together."""

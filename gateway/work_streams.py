@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 
 import trio
 
@@ -18,6 +19,7 @@ from gateway.core.timer_wheel import TimerWheel
 from gateway.exchange import Stream
 from gateway.io.shard_link import LeasedFiles, Reply
 from gateway.work_stream import PASSING_STATUSES, Shards, WorkStream, status_of
+from shared.api_keys import ApiKey, KeyRing
 from shared.limits import WATCH_RETRY_MS
 from shared.wire import Op
 
@@ -34,6 +36,12 @@ def _wall_ms() -> float:
     return time.time() * 1000
 
 
+@dataclass(frozen=True, slots=True)
+class _Open:
+    key: ApiKey | None
+    on_end: Callable[[], None]
+
+
 class WorkStreams:
     """Implements `Hub`. Deadlines are kept by a clock that nobody can set."""
 
@@ -48,12 +56,12 @@ class WorkStreams:
         self.clock_ms = clock_ms
         self._wall_ms = wall_ms
         self._streams: dict[str, dict[str, list[WorkStream]]] = {}  # by topic and node
-        self._on_end: dict[WorkStream, Callable[[], None]] = {}
+        self._open: dict[WorkStream, _Open] = {}
         self._timers = TimerWheel(_SLOT_MS)
         self._sooner = trio.Event()
 
     def __len__(self) -> int:
-        return len(self._on_end)
+        return len(self._open)
 
     # --- what handlers use ------------------------------------------------------------------------------
 
@@ -61,6 +69,7 @@ class WorkStreams:
         self,
         stream: Stream,
         *,
+        key: ApiKey | None,
         topic: str,
         node: str,
         most: int,
@@ -70,7 +79,7 @@ class WorkStreams:
         """Hand out jobs on this stream until either side ends it; `on_end` is called then."""
         work = WorkStream(self, stream, topic=topic, node=node, most=most, lease_ms=lease_ms)
         self._streams.setdefault(topic, {}).setdefault(node, []).append(work)
-        self._on_end[work] = on_end
+        self._open[work] = _Open(key, on_end)
         work.start()
 
     def follows(self, topic: str) -> bool:
@@ -93,8 +102,15 @@ class WorkStreams:
 
     def drain(self) -> None:
         """The server stops: every stream is told, and its jobs go back."""
-        for work in list(self._on_end):
+        for work in list(self._open):
             work.end(sse.shutting_down().sse)
+
+    def keys_replaced(self, ring: KeyRing) -> None:
+        """Streams of keys that are no longer valid, or no longer the same, end."""
+        goodbye = sse.ended("key_revoked", "the key that opened this stream is no longer valid")
+        for work, opened in list(self._open.items()):
+            if opened.key is not None and not ring.has(opened.key):
+                work.end(goodbye.sse)
 
     # --- what streams use -------------------------------------------------------------------------------
 
@@ -121,7 +137,7 @@ class WorkStreams:
             del nodes[work.node]
         if not nodes:
             del self._streams[work.topic]
-        self._on_end.pop(work)()
+        self._open.pop(work).on_end()
 
     # --- time -------------------------------------------------------------------------------------------
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from shard_worker.core.lease_queue import JobState, LeaseQueue, written_at
+from shard_worker.core.piece import PieceSource
+from shard_worker.core.topic import Topic
 from shard_worker.shard import Shard
 from shared.limits import TOPIC_SERIES_MAX
 from shared.wire import encode_metrics
@@ -10,14 +13,17 @@ from shared.wire import encode_metrics
 def worker_metrics(shard: Shard) -> bytes:
     engine, maintenance = shard.engine, shard.maintenance
     state, wal, counters = engine.state, engine.wal.counters, engine.counters
+    now_ms = engine.now_ms()
+    queues = QueueTotals()
     by_class: dict[str, int] = {}
     per_topic: dict[str, dict[str, int]] = {}
     records = 0
     for name, topic in state.catalog.visible.items():
         by_class[topic.config.durability] = by_class.get(topic.config.durability, 0) + 1
         records += topic.count
+        jobs = {} if topic.queue is None else queues.add(topic, topic.queue, now_ms, state.source)
         if len(per_topic) < TOPIC_SERIES_MAX:
-            per_topic[name] = {"records": topic.count, "bytes": topic.bytes, "head_seq": topic.head}
+            per_topic[name] = {"records": topic.count, "bytes": topic.bytes, "head_seq": topic.head, **jobs}
     return encode_metrics(
         {
             "gauges": {
@@ -29,6 +35,8 @@ def worker_metrics(shard: Shard) -> bytes:
                 "segments": len(state.segments),
                 "wal_queue_depth": engine.commits.waiting,
                 "long_polls": engine.waiting_polls,
+                "waiting_claims": engine.queues.waiting_claims,
+                **queues.gauges(),
                 "block_cache_bytes": shard.store.cache.used_bytes,
                 "read_only": int(engine.commits.read_only is not None),
             },
@@ -44,6 +52,8 @@ def worker_metrics(shard: Shard) -> bytes:
                 "records_read_total": counters.records_read,
                 "records_deleted_total": counters.records_deleted,
                 "records_evicted_total": state.evicted,
+                "jobs_claimed_total": counters.jobs_claimed,
+                "jobs_acked_total": counters.jobs_acked,
                 "seals_total": maintenance.counters.seals,
                 "snapshots_total": maintenance.counters.snapshots,
                 "segments_relocated_total": maintenance.counters.relocated,
@@ -52,7 +62,60 @@ def worker_metrics(shard: Shard) -> bytes:
                 "block_cache_hits_total": shard.store.cache.hits,
                 "block_cache_misses_total": shard.store.cache.misses,
             },
-            "histograms": {"wal_fsync_ms": counters.syncs.to_map()},
+            "histograms": {
+                "wal_fsync_ms": counters.syncs.to_map(),
+                "queue_wait_ms": counters.job_waits.to_map(),
+            },
             "per_topic": per_topic,
         }
     )
+
+
+class QueueTotals:
+    """Numbers of all queues together. `oldest_ready_age_ms` is that of the job that has waited longest anywhere."""
+
+    def __init__(self) -> None:
+        self._sums = dict.fromkeys(("ready", "in_flight", "delayed", "dead_lettered"), 0)
+        self._oldest_ready_age_ms = 0
+
+    def add(self, topic: Topic, queue: LeaseQueue, now_ms: int, source: PieceSource) -> dict[str, int]:
+        """Counts one queue; returns its own numbers."""
+        queue.settle(topic, now_ms)
+        own = {
+            "ready": queue.ready(topic),
+            "in_flight": queue.in_flight,
+            "delayed": queue.delayed,
+            "dead_lettered": queue.dead_lettered,
+        }
+        for name, number in own.items():
+            self._sums[name] += number
+        seq = oldest_ready(topic, queue)
+        age_ms = max(0, now_ms - written_at(topic, seq, source)) if seq is not None else 0
+        self._oldest_ready_age_ms = max(self._oldest_ready_age_ms, age_ms)
+        return {f"queue_{name}": number for name, number in own.items()} | {
+            "queue_oldest_ready_age_ms": age_ms
+        }
+
+    def gauges(self) -> dict[str, int]:
+        sums = {f"queue_{name}": number for name, number in self._sums.items()}
+        return sums | {"queue_oldest_ready_age_ms": self._oldest_ready_age_ms}
+
+
+_OLDEST_STEPS = 10_000
+
+
+def oldest_ready(topic: Topic, queue: LeaseQueue) -> int | None:
+    """The job with the lowest seq that somebody could have had by now; jobs are written in the order of their seqs.
+
+    Those in front of it are leased or delayed. There may be very many of them, and this is only a number: so a
+    search that does not find it soon gives up where it stands, which is younger than the truth.
+    """
+    seq = topic.next_live(topic.live_from)
+    for _ in range(_OLDEST_STEPS):
+        if seq > topic.head:
+            return None
+        job = queue.jobs.get(seq)
+        if job is None or job.state in (JobState.READY, JobState.BLOCKED):
+            return seq
+        seq = topic.next_live(seq + 1)
+    return seq if seq <= topic.head else None

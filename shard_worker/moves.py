@@ -6,19 +6,19 @@ both places; the repeat finds its identity at the destination and appends nothin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from shard_worker.core.batch import encode_batch
-from shard_worker.core.job_json import moved_record, records_of
-from shard_worker.core.lease_queue import JobState
+from shard_worker.core.job_json import moved_record, readable_records, records_of, without_origin
+from shard_worker.core.lease_queue import JobState, written_at
 from shard_worker.core.reading import PLAIN_VIEW, wanted_in
 from shard_worker.core.topic import Topic
 from shard_worker.pending import PendingAppend, PendingControl
-from shard_worker.request import Extents, Request
+from shard_worker.request import Extents, Request, Sink
 from shared.api_types import (
     PlainRecordIn,
     RecordIn,
@@ -30,7 +30,13 @@ from shared.api_types import (
 )
 from shared.control_frames import JobsDone
 from shared.errors import InvalidRequest, ShardUnavailable
-from shared.limits import MOVE_RETRY_MS, REDRIVE_DEFAULT_LIMIT, REDRIVE_MAX_LIMIT, RETRY_AFTER_DEFAULT_MS
+from shared.limits import (
+    MOVE_MAX_BYTES,
+    MOVE_RETRY_MS,
+    REDRIVE_DEFAULT_LIMIT,
+    REDRIVE_MAX_LIMIT,
+    RETRY_AFTER_DEFAULT_MS,
+)
 from shared.match import parse_match
 from shared.wal_format import AppendExtra, MoveMark
 from shared.wire import Op
@@ -80,9 +86,10 @@ class Alone:
 
 @dataclass(slots=True)
 class _Told:
-    """A sink for requests that the shard makes to itself."""
+    """A sink for requests that the shard makes to itself, or hears of first."""
 
     on_answer: Callable[[int], None]
+    then: Sink | None = None
 
     def answer(
         self,
@@ -94,11 +101,14 @@ class _Told:
         tail: bytes | None = None,
     ) -> None:
         self.on_answer(status)
+        if self.then is not None:
+            self.then.answer(id, status, body, timings, extents, tail)
 
 
 class Moves:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._arriving: set[tuple[str, str]] = set()  # (topic, identity) of records on their way to the disk
         self.peers: Peers = Alone(engine.shard)
 
     def handlers(self) -> dict[int, Callable[[Request], None]]:
@@ -110,21 +120,29 @@ class Moves:
         """Jobs that were delivered too often go to the dead letters; nobody can claim them meanwhile."""
         queue, target = topic.queue, topic.config.dead_letter
         assert queue is not None and target is not None
-        records = [
+        readable, damaged = readable_records(topic, seqs, self._engine.state.source)
+        records = _within_bytes(
             moved_record(topic, piece, place, seq, queue.jobs[seq].deliveries)
-            for seq, piece, place in records_of(topic, seqs, self._engine.state.source)
-        ]
+            for seq, piece, place in readable
+        )
+        going = [seq for seq, _, _ in readable[: len(records)]]
+        staying = [seq for seq, _, _ in readable[len(records) :]] + list(damaged)
+
+        def stay(seqs: list[int]) -> None:
+            # They are tried again when somebody next claims.
+            retry_ms = self._engine.now_ms() + MOVE_RETRY_MS
+            for seq in seqs:
+                queue.release(seq, self._engine.now_ms(), retry_ms)
 
         def done(taken: bool) -> None:
             if taken:
-                self._remove(topic, sorted(seqs), dead=True)
+                self._remove(topic, going, dead=True, undo=lambda: stay(going))
             else:
-                # Full or out of reach: they stay, and are tried again when somebody next claims.
-                retry_ms = self._engine.now_ms() + MOVE_RETRY_MS
-                for seq in seqs:
-                    queue.release(seq, self._engine.now_ms(), retry_ms)
+                stay(going)  # the destination is full or out of reach
 
-        self._send(topic, target, sorted(seqs), records, done)
+        stay(staying)
+        if going:
+            self._send(topic, target, going, records, done)
 
     def _send(self, topic: Topic, target: str, seqs: list[int], records: list[bytes], done: OnMoved) -> None:
         body = b'{"records":[' + b",".join(records) + b"]}"
@@ -142,12 +160,27 @@ class Moves:
         else:
             self.peers.request(shard, Op.APPEND_MOVED, target, body, options, told)
 
-    def _remove(self, topic: Topic, seqs: list[int], *, dead: bool) -> None:
+    def _remove(
+        self,
+        topic: Topic,
+        seqs: list[int],
+        *,
+        dead: bool,
+        undo: Callable[[], None],
+        request: Request | None = None,
+    ) -> None:
+        """They are at the destination. `request` is answered when they are gone here, as durably as the topic is."""
+
+        def answer(_: int) -> tuple[int, bytes]:
+            return 200, b'{"moved":%d' % len(seqs)
+
         if topic.id not in self._engine.state.catalog.by_id:
+            if request is not None:
+                request.sink.answer(request.id, *answer(0))
             return
         fact = JobsDone(tuple(seqs), dead)
-        gated = topic.config.durability == "fsync"
-        self._engine.commits.stage_control(PendingControl(fact, topic, self._engine.now_ms()), gated=gated)
+        pending = PendingControl(fact, topic, self._engine.now_ms(), request, answer, undo)
+        self._engine.commits.stage_control(pending, gated=topic.config.durability == "fsync")
 
     # --- arriving ---------------------------------------------------------------------------------------
 
@@ -162,18 +195,19 @@ class Moves:
         if topic is not None and topic.config.discard == "reject":
             engine.sweep(topic, now_ms)
         engine.commits.check_writable()
-        if topic is not None and topic.gated:
-            # Whether an earlier try is among what waits for its sync is not known yet: come again.
+        keys = {(request.topic, str(identity)) for identity in identities}
+        if keys & self._arriving:
+            # An earlier try is on its way to the disk, and may fail yet: come again.
             raise ShardUnavailable(
-                shard=engine.shard, reason="the topic is busy", retry_after_ms=RETRY_AFTER_DEFAULT_MS
+                shard=engine.shard, reason="the records are arriving", retry_after_ms=RETRY_AFTER_DEFAULT_MS
             )
         if topic is None:
             patch = decode_config(msgspec.json.encode({"durability": durability}))
             topic = engine.stage_create(
                 request.topic, resolve_config(None, patch, topic=request.topic), now_ms
             )
-        held = {identity for identity, seq in topic.moved.items() if topic.is_live(seq)}
-        fresh = [place for place, identity in enumerate(identities) if identity not in held]
+        # Also one that is gone again: it was here, and whoever dealt with it must not get it twice.
+        fresh = [place for place, identity in enumerate(identities) if identity not in topic.moved]
         if not fresh:
             request.sink.answer(request.id, 200, b'{"moved":0')
             return
@@ -182,7 +216,10 @@ class Moves:
         batch = encode_batch(chosen, len(request.body), first, ts, engine.settings, trusted=True)
         engine.check_caps(topic.config, topic, batch, topic.name)
         marks = tuple(MoveMark(at, str(identities[place])) for at, place in enumerate(fresh))
-        pending = PendingAppend(request, topic, batch, first, ts, 0, AppendExtra(moved=marks), False)
+        self._arriving |= keys
+        told = _Told(lambda _: self._arriving.difference_update(keys), request.sink)
+        arrival = Request(told, request.id, request.op, request.topic, b"", None)
+        pending = PendingAppend(arrival, topic, batch, first, ts, 0, AppendExtra(moved=marks), False)
         engine.commits.stage_append(pending, gated=True)
 
     # --- coming back ------------------------------------------------------------------------------------
@@ -194,6 +231,11 @@ class Moves:
         topic = self._engine.visible(request)
         if not isinstance(target, str) or target == topic.name:
             raise InvalidRequest("from must be another topic than the queue")
+        now_ms = self._engine.now_ms()
+        self._engine.sweep(topic, now_ms)
+        queue = topic.queue
+        if queue is not None:
+            queue.settle(topic, now_ms)
         self._engine.commits.check_writable()
         view = PLAIN_VIEW._replace(match=parse_match(wanted.match) if wanted.match is not None else None)
         limit = min(wanted.limit or REDRIVE_DEFAULT_LIMIT, REDRIVE_MAX_LIMIT)
@@ -207,11 +249,22 @@ class Moves:
             if len(seqs) >= limit:
                 break
 
+        records = _within_bytes(
+            _without_origin(moved_record(topic, piece, place, seq, None))
+            for seq, piece, place in records_of(topic, seqs, source)
+        )
+        seqs = seqs[: len(records)]
+
+        def give_back() -> None:
+            if queue is not None:
+                for seq in seqs:
+                    queue.release(seq, now_ms, 0)
+
         def done(taken: bool) -> None:
             if taken:
-                self._remove(topic, seqs, dead=False)
-                request.sink.answer(request.id, 200, b'{"moved":%d' % len(seqs))
+                self._remove(topic, seqs, dead=False, undo=give_back, request=request)
             else:
+                give_back()
                 error = ShardUnavailable(
                     shard=self._engine.shard,
                     reason=f"{target} did not take the records",
@@ -222,10 +275,9 @@ class Moves:
         if not seqs:
             request.sink.answer(request.id, 200, b'{"moved":0')
             return
-        records = [
-            _without_origin(moved_record(topic, piece, place, seq, None))
-            for seq, piece, place in records_of(topic, seqs, source)
-        ]
+        if queue is not None:
+            for seq in seqs:
+                queue.withhold(seq, written_at(topic, seq, source))
         self._send(topic, target, seqs, records, done)
 
     def _is_held(self, topic: Topic, seq: int) -> bool:
@@ -233,7 +285,18 @@ class Moves:
         return job is not None and job.state in (JobState.LEASED, JobState.LEAVING)
 
 
-_ORIGIN = ("$dead_letter_from", "$dead_letter_deliveries", "$dead_letter_src_seq")
+def _within_bytes(records: Iterable[bytes]) -> list[bytes]:
+    """As many as may travel together: at least one, and what a link's frame holds."""
+    taken: list[bytes] = []
+    room = MOVE_MAX_BYTES
+    for record in records:
+        room -= len(record)
+        if taken and room < 0:
+            break
+        taken.append(record)
+    return taken
+
+
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -242,10 +305,9 @@ def _without_origin(record: bytes) -> bytes:
     fields = _fields.decode(record)
     if "meta" not in fields:
         return record
-    meta = _fields.decode(bytes(fields["meta"]))
-    kept = {name: value for name, value in meta.items() if name not in _ORIGIN}
-    if kept:
-        fields["meta"] = msgspec.Raw(msgspec.json.encode(kept))
+    meta = without_origin(bytes(fields["meta"]))
+    if meta != b"{}":
+        fields["meta"] = msgspec.Raw(meta)
     else:
         del fields["meta"]
     return msgspec.json.encode(fields)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from shard_worker.core.job_json import job_json, records_of
+from shard_worker.core.job_json import job_json, readable_records
 from shard_worker.core.lease_queue import JobState, LeaseQueue
 from shard_worker.core.topic import Topic
 from shard_worker.pending import PendingControl
@@ -20,7 +20,14 @@ from shard_worker.request import Request
 from shared.api_types import CLAMPED, decode_ack, decode_claim, decode_extend, decode_nack
 from shared.control_frames import JobsDone, JobsLeased, JobsReleased, LeaseRow
 from shared.errors import BatchTooLarge, InvalidRequest, NotAQueue, TopicNotFound
-from shared.limits import PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX, QUEUE_SEQS_MAX, WAIT_MAX_MS
+from shared.limits import (
+    CLAIM_MAX_BYTES,
+    MOVE_RETRY_MS,
+    PAGE_SIZE_DEFAULT,
+    PAGE_SIZE_MAX,
+    QUEUE_SEQS_MAX,
+    WAIT_MAX_MS,
+)
 from shared.wire import Op
 
 if TYPE_CHECKING:
@@ -133,9 +140,9 @@ class QueueOps:
             if not seqs:
                 break
             dead = [seq for seq in seqs if limit and queue.jobs[seq].deliveries >= limit]
+            taken += [seq for seq in seqs if not limit or queue.jobs[seq].deliveries < limit]
             if dead:
                 self._moves.bury(topic, dead, now_ms)
-            taken += [seq for seq in seqs if not limit or queue.jobs[seq].deliveries < limit]
         taken.reverse()
         return taken
 
@@ -143,18 +150,38 @@ class QueueOps:
         topic, queue = claim.topic, claim.topic.queue
         assert queue is not None
         deadline_ms = now_ms + claim.lease_ms
-        source = self._engine.state.source
-        grants: dict[int, LeaseRow] = {}
-        for seq in seqs:
+        grants: list[LeaseRow] = []
+        jobs: list[bytes] = []
+        waited: dict[int, int] = {}  # how many were delivered for the first time, by when they were written
+        room = CLAIM_MAX_BYTES
+        records, damaged = readable_records(topic, seqs, self._engine.state.source)
+        for seq in damaged:
+            # Others go first for a while: one bad block must not stop the queue.
+            queue.release(seq, now_ms, now_ms + MOVE_RETRY_MS)
+        if damaged and not records:
+            claim.request.fail(next(iter(damaged.values())))
+            return
+        for seq, piece, place in records:
+            if room <= 0:
+                queue.stay(seq)
+                continue
             self._tokens += 1
             token = f"{self._token_prefix}{self._tokens:x}"
-            grants[seq] = queue.grant(seq, claim.node, token, now_ms, deadline_ms)
-        jobs = [
-            job_json(grants[seq], piece, place) for seq, piece, place in records_of(topic, grants, source)
-        ]
-        self._engine.counters.jobs_claimed += len(jobs)
+            grant = queue.grant(seq, claim.node, token, deadline_ms)
+            grants.append(grant)
+            jobs.append(job_json(grant, piece, place))
+            room -= len(jobs[-1])
+            if grant.deliveries == 1:
+                times = piece.times
+                written_ms = times if isinstance(times, int) else times[place]
+                waited[written_ms] = waited.get(written_ms, 0) + 1
+        counters = self._engine.counters
+        counters.jobs_claimed += len(jobs)
+        for written_ms, count in waited.items():
+            counters.job_waits.add(now_ms - written_ms, count)
 
         def answer(_: int) -> tuple[int, bytes]:
+            queue.settle(topic, self._engine.now_ms())
             return 200, b'{"topic":"%b","claimed":[%b],"count":%d,"ready":%d' % (
                 topic.name.encode(),
                 b",".join(jobs),
@@ -163,14 +190,16 @@ class QueueOps:
             )
 
         if grants and topic.config.leases_durable:
-            fact = JobsLeased(tuple(grants.values()))
+            fact = JobsLeased(tuple(grants))
 
             def undo() -> None:
-                for seq in grants:
-                    queue.release(seq, now_ms, 0)
+                for grant in grants:
+                    queue.release(grant.seq, now_ms, 0)
 
             self._stage(claim.request, topic, fact, answer, undo, durable=True)
         else:
+            for grant in grants:
+                queue.apply_lease(grant, now_ms, queue.jobs[grant.seq].key)
             status, body = answer(0)
             claim.request.sink.answer(claim.request.id, status, body)
 
@@ -202,6 +231,7 @@ class QueueOps:
     def tick(self, now_ms: int) -> None:
         for topic, claims in list(self._waiting.items()):
             if self._due_ms(topic, claims, now_ms) <= now_ms:
+                self._engine.sweep(topic, now_ms)
                 self._serve_waiting(topic, now_ms)
 
     def next_deadline_ms(self) -> int | None:
@@ -221,6 +251,10 @@ class QueueOps:
             return now_ms
         change_ms = queue.next_change_ms()
         return due_ms if change_ms is None else min(due_ms, change_ms)
+
+    @property
+    def waiting_claims(self) -> int:
+        return sum(map(len, self._waiting.values()))
 
     def cancel(self, sink: object, request_id: object) -> Request | None:
         for topic, claims in list(self._waiting.items()):
@@ -267,7 +301,7 @@ class QueueOps:
         skipped = len(wanted.seqs) - len(held)
 
         def answer(_: int) -> tuple[int, bytes]:
-            return 200, _counts(queue, topic, acked=len(held), skipped=skipped)
+            return 200, self._counts(queue, topic, acked=len(held), skipped=skipped)
 
         if not held:
             self._answer_now(request, answer)
@@ -279,7 +313,7 @@ class QueueOps:
 
         def undo() -> None:
             for seq in held:
-                queue.stay(seq)
+                queue.keep(seq)
 
         fsync = topic.config.durability == "fsync"
         self._stage(request, topic, JobsDone(tuple(held)), answer, undo, durable=fsync)
@@ -293,20 +327,26 @@ class QueueOps:
         due_ms = now_ms + wanted.delay_ms if wanted.delay_ms else 0
 
         def answer(_: int) -> tuple[int, bytes]:
-            return 200, _counts(queue, topic, nacked=len(held), skipped=skipped)
+            return 200, self._counts(queue, topic, nacked=len(held), skipped=skipped)
 
         if not held:
             self._answer_now(request, answer)
             return
-        logged = bool(wanted.delay_ms) or topic.config.leases_durable
-        if logged:
+        if wanted.delay_ms or topic.config.leases_durable:
             self._engine.commits.check_writable()
-        for seq in held:
-            queue.release(seq, now_ms, due_ms)
-        if logged:
+            # Nobody gets them before the frame is applied: what it says would be done to the next holder.
+            for seq in held:
+                queue.leave(seq)
+
+            def undo() -> None:
+                for seq in held:
+                    queue.keep(seq)
+
             fact = JobsReleased(tuple((seq, due_ms) for seq in held))
-            self._stage(request, topic, fact, answer, None, durable=False)
+            self._stage(request, topic, fact, answer, undo, durable=False)
         else:
+            for seq in held:
+                queue.release(seq, now_ms, 0)
             self._answer_now(request, answer)
             self._engine.commits.changed.add(topic)
 
@@ -320,12 +360,17 @@ class QueueOps:
         durable = topic.config.leases_durable and bool(held)
         if durable:
             self._engine.commits.check_writable()
-        rows = []
+        rows, before = [], []
         for seq in held:
             job = queue.jobs[seq]
-            grant = LeaseRow(seq, job.token, deadline_ms, job.deliveries, job.node)
-            rows.append(grant)
-            queue.apply_lease(grant, job.leased_ms, job.key)
+            rows.append(LeaseRow(seq, job.token, deadline_ms, job.deliveries, job.node))
+            before.append((seq, job.token, job.deadline_ms))
+            # At once, or it could run out while the frame waits for a sync.
+            queue.set_deadline(seq, job.token, deadline_ms)
+
+        def undo() -> None:
+            for seq, token, old_ms in before:
+                queue.set_deadline(seq, token, old_ms)
 
         def answer(_: int) -> tuple[int, bytes]:
             fields = {
@@ -336,7 +381,7 @@ class QueueOps:
             return 200, _json(fields)[:-1]
 
         if durable:
-            self._stage(request, topic, JobsLeased(tuple(rows)), answer, None, durable=False)
+            self._stage(request, topic, JobsLeased(tuple(rows)), answer, undo, durable=False)
         else:
             self._answer_now(request, answer)
 
@@ -386,6 +431,7 @@ class QueueOps:
         status, body = answer(0)
         request.sink.answer(request.id, status, body)
 
-
-def _counts(queue: LeaseQueue, topic: Topic, **first: int) -> bytes:
-    return _json({**first, "ready": queue.ready(topic), "in_flight": queue.in_flight})[:-1]
+    def _counts(self, queue: LeaseQueue, topic: Topic, **first: int) -> bytes:
+        # A delete of the same turn may have taken jobs from under their leases.
+        queue.settle(topic, self._engine.now_ms())
+        return _json({**first, "ready": queue.ready(topic), "in_flight": queue.in_flight})[:-1]

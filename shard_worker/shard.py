@@ -98,6 +98,8 @@ def _begin_session(engine: Engine, recovered: Recovered, boot_id: str) -> None:
             # it stands in the log, says so again.
             topic.apply_hole(hole)
         if ephemeral:
+            # With the records go their keys: a client that tries again must not be told that it is done.
+            recovered.state.forget_keys(topic)
             recovered.state.live_bytes -= topic.bytes
             topic.apply_loss(recovered.state.source)
         if topic.queue is not None and not topic.config.leases_durable:

@@ -377,8 +377,11 @@ class TopicPut(Struct):
 
 
 class QueueState(Struct):
+    """Jobs by what becomes of them next; `ready + in_flight + delayed` is the topic's `count`."""
+
     ready: Count
     in_flight: Count
+    delayed: Count
     dead_lettered: Count
 
 
@@ -490,6 +493,85 @@ class DeleteResult(Struct):
     head_seq: Seq
     count: Count
     bytes: Count
+    performance: Performance
+
+
+class Job(Struct):
+    """One job as it is claimed: the record, and the lease on it."""
+
+    seq: Seq = msgspec.field(name="$seq")
+    ts: Millis = msgspec.field(name="$ts")
+    deliveries: Count
+    lease_id: str
+    deadline: Millis
+    data: AnyJson
+    node: str | UnsetType = msgspec.field(name="$node", default=UNSET)
+    tag: str | UnsetType = msgspec.field(name="$tag", default=UNSET)
+    meta: dict[str, AnyJson] | UnsetType = UNSET
+
+
+class ClaimResult(Struct):
+    """Answer of `POST /v0/topics/:t/claim`; `ready` is what is left for others."""
+
+    topic: str
+    claimed: list[Job]
+    count: Count
+    ready: Count
+    performance: Performance
+
+
+class AckResult(Struct):
+    """Answer of `POST /v0/topics/:t/ack`."""
+
+    acked: Count
+    skipped: Count
+    ready: Count
+    in_flight: Count
+    performance: Performance
+
+
+class NackResult(Struct):
+    """Answer of `POST /v0/topics/:t/nack`."""
+
+    nacked: Count
+    skipped: Count
+    ready: Count
+    in_flight: Count
+    performance: Performance
+
+
+class ExtendResult(Struct):
+    """Answer of `POST /v0/topics/:t/extend`; deadlines by seq."""
+
+    extended: Count
+    skipped: Count
+    deadlines: dict[str, Millis]
+    performance: Performance
+
+
+class Lease(Struct):
+    seq: Seq
+    node: str
+    lease_id: str
+    deliveries: Count
+    age_ms: Millis
+    deadline: Millis
+
+
+class LeaseList(Struct):
+    """Answer of `GET /v0/topics/:t/leases`; `next_cursor` is left out on the last page."""
+
+    topic: str
+    leases: list[Lease]
+    in_flight: Count
+    performance: Performance
+    next_cursor: str | UnsetType = UNSET
+
+
+class RedriveResult(Struct):
+    """Answer of `POST /v0/topics/:t/redrive`."""
+
+    moved: Count
     performance: Performance
 
 

@@ -164,6 +164,12 @@ JOB_GROUP_MAX_BYTES: Final = 256
 MOVE_RETRY_MS: Final = 1000
 """Milliseconds before a job that its dead letters could not take is tried again."""
 
+MOVE_MAX_BYTES: Final = 8 * MiB
+"""Bytes of records that move to another topic together; the rest waits for the next try. One always fits."""
+
+CLAIM_MAX_BYTES: Final = 8 * MiB
+"""Bytes of jobs in one claim; the others stay ready. One job is always handed out."""
+
 REDRIVE_DEFAULT_LIMIT: Final = 100
 """Dead letters moved back by one call that does not say how many."""
 

@@ -18,6 +18,7 @@ class Access(Enum):
     """What a route asks of a key."""
 
     PROBE = "probe"  # open, or any key if the probes are protected
+    ANY = "any"  # a valid key, whatever it may do: scopes are checked later
     READ = "read"
     WRITE = "write"
     READ_WRITE = "read+write"
@@ -28,6 +29,7 @@ class Access(Enum):
 
 _NEEDED: dict[Access, frozenset[Scope]] = {
     Access.PROBE: frozenset(),
+    Access.ANY: frozenset(),
     Access.READ: frozenset({Scope.READ}),
     Access.WRITE: frozenset({Scope.WRITE}),
     Access.READ_WRITE: frozenset({Scope.READ, Scope.WRITE}),
@@ -55,10 +57,14 @@ class Gatekeeper:
         key = self._ring.find(secret) if secret else None
         if key is None:
             raise Unauthorized()
-        if not _NEEDED[access] <= key.scopes:
-            missing = sorted(scope.value for scope in _NEEDED[access] - key.scopes)
-            raise Forbidden(f"this key lacks the scope {' and '.join(missing)}")
+        check_scopes(key, access)
         return key
+
+
+def check_scopes(key: ApiKey | None, access: Access) -> None:
+    if key is not None and not _NEEDED[access] <= key.scopes:
+        missing = sorted(scope.value for scope in _NEEDED[access] - key.scopes)
+        raise Forbidden(f"this key lacks the scope {' and '.join(missing)}")
 
 
 def bearer_token(authorization: str | None) -> str | None:

@@ -64,7 +64,7 @@ class Event:
 
 
 def _ws_text(name: str, data: bytes) -> str:
-    return '{"op":"%s",%s' % (name.replace("-", "_"), data[1:].decode())
+    return f'{{"op":"{name.replace("-", "_")}",{data[1:].decode()}'
 
 
 def id_line(positions: Mapping[str, object]) -> bytes:

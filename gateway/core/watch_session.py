@@ -7,7 +7,7 @@ C3 after a rewind nothing that was sent behind that id is taken for received.
 
 from __future__ import annotations
 
-from base64 import urlsafe_b64decode
+from base64 import b64decode
 from binascii import Error as Base64Error
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ from msgspec import Meta, Struct
 
 from gateway.core.sse import id_line
 from shared.api_keys import ApiKey
-from shared.api_types import Count, Seq, decode_body
+from shared.api_types import U64_MAX, Count, Seq, decode_body
 from shared.errors import Forbidden, InvalidRequest, Throttled
 from shared.limits import (
     READ_DEFAULT_LIMIT,
@@ -45,6 +45,10 @@ class Start(Struct):
 
     from_seq: Seq = 0
     tail: bool = False
+
+    def __post_init__(self) -> None:
+        if self.from_seq > U64_MAX:
+            raise ValueError("from_seq is larger than a seq can be")
 
 
 class WatchRequest(Struct):
@@ -225,7 +229,8 @@ _seq_decoder = msgspec.json.Decoder(Seq)
 
 def parse_last_event_id(text: str) -> LastEventId:
     try:
-        raw = urlsafe_b64decode(text.encode("ascii") + b"=" * (-len(text) % 4))
+        padded = text.rstrip("=") + "=" * (-len(text.rstrip("=")) % 4)
+        raw = b64decode(padded.encode("ascii"), altchars=b"-_", validate=True)
         marks = _id_decoder.decode(raw)
         seqs = {
             name: _seq_decoder.decode(value)
@@ -234,6 +239,8 @@ def parse_last_event_id(text: str) -> LastEventId:
         }
     except (UnicodeError, Base64Error, ValueError, msgspec.DecodeError, RecursionError) as err:
         raise InvalidRequest("Last-Event-ID is not an id of this server's streams") from err
+    if any(seq > U64_MAX for seq in seqs.values()):
+        raise InvalidRequest("Last-Event-ID holds a seq that cannot be")
     return LastEventId(seqs, marks.epochs, marks.partial)
 
 
@@ -299,6 +306,8 @@ class IdMap:
         return id_line(self._abridged())
 
     def _abridged(self) -> Mapping[str, object]:
+        if self._bytes + sum(map(_entry_bytes, self._epochs)) <= WATCH_ID_MAX_BYTES:
+            return {**self._seqs, "$epoch": self._epochs}
         room = WATCH_ID_MAX_BYTES
         kept: dict[str, object] = {}
         epochs: dict[str, int] = {}
@@ -309,7 +318,7 @@ class IdMap:
             kept[name] = self._seqs[name]
             if name in self._epochs:
                 epochs[name] = self._epochs[name]
-        return {**kept, "$epoch": epochs} if epochs else kept
+        raise AssertionError("something did not fit")
 
 
 def _entry_bytes(name: str) -> int:

@@ -20,6 +20,7 @@ from gateway.fast_lane.bounds import EdgeOptions
 from gateway.fast_lane.head import is_api_path
 from gateway.fast_lane.refusals import error_response
 from gateway.full_lane.asgi_bridge import AsgiBridge
+from gateway.full_lane.asgi_types import AsgiApp, Send
 from gateway.full_lane.early_answer import EarlyAnswer
 from shared.errors import Internal, InvalidRequest, MethodNotAllowed, NotFound
 
@@ -33,10 +34,14 @@ class FullLaneApp(QuartTrio):
     def __init__(self, bridge: AsgiBridge, options: EdgeOptions) -> None:
         super().__init__("gateway.full_lane", static_folder=None)
         self._bridge = bridge
+        self.websockets: dict[bytes, AsgiApp] = {}  # by path; others go to the framework
         self._linger_s = options.linger_ms / 1000
         self.config["MAX_CONTENT_LENGTH"] = options.max_body_bytes
 
     async def asgi_app(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "websocket" and bytes(scope["raw_path"]) in self.websockets:
+            await self.websockets[bytes(scope["raw_path"])](scope, receive, send)
+            return
         if scope["type"] != "http":
             await super().asgi_app(scope, receive, send)
             return
@@ -45,6 +50,15 @@ class FullLaneApp(QuartTrio):
             await self._bridge(scope, early.receive, early.send)
         else:
             await super().asgi_app(scope, cast(Any, early.receive), cast(Any, early.send))
+
+
+async def reject_websocket(send: Send, response: Response) -> None:
+    """Answer a handshake like any request."""
+    headers = [("Content-Type", response.content_type), *response.headers]
+    headers.append(("Content-Length", str(len(response.body))))
+    raw = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+    await send({"type": "websocket.http.response.start", "status": response.status, "headers": raw})
+    await send({"type": "websocket.http.response.body", "body": response.body, "more_body": False})
 
 
 def create_app(bridge: AsgiBridge, options: EdgeOptions, registrations: Sequence[Register]) -> FullLaneApp:

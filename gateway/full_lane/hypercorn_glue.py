@@ -197,4 +197,5 @@ def _config(options: EdgeOptions) -> Config:
     config.h11_max_incomplete_size = MAX_HEAD_BYTES
     config.h2_max_header_list_size = MAX_HEAD_BYTES
     config.websocket_ping_interval = _WEBSOCKET_PING_S
+    config.websocket_max_message_size = options.max_body_bytes
     return config

@@ -7,15 +7,27 @@ without an entry cannot be documented, and a test fails (tests/e2e/test_openapi.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
 from http import HTTPStatus
-from typing import Any
 
 import msgspec
 
 from gateway.core.auth import Access
 from gateway.core.router import Route
+from gateway.full_lane import openapi_queues
+from gateway.full_lane.openapi_parts import (
+    BAD_TYPE,
+    NOT_FOUND,
+    PAGE_PARAMETERS,
+    SHARD_DOWN,
+    TIMING,
+    Events,
+    Json,
+    Operation,
+    Success,
+    flag,
+    query,
+)
 from gateway.service import Handler
 from shared import api_types
 from shared.api_types import CLAMPED, DEFAULT_CONFIG, U64_MAX, Performance
@@ -27,22 +39,17 @@ from shared.errors import (
     NotReady,
     PayloadTooLarge,
     RecordTooLarge,
-    ShardUnavailable,
     ShuttingDown,
     Throttled,
     TopicExistsIncompatible,
     TopicFull,
     TopicNotEmpty,
-    TopicNotFound,
     TopicsError,
     Unauthorized,
-    UnsupportedMediaType,
 )
 from shared.limits import (
     IDEMPOTENCY_KEY_MAX_CHARS,
     META_MAX_KEYS,
-    PAGE_SIZE_DEFAULT,
-    PAGE_SIZE_MAX,
     READ_DEFAULT_BYTES,
     READ_DEFAULT_LIMIT,
     READ_MAX_BYTES,
@@ -52,9 +59,8 @@ from shared.match import FIELDS
 from shared.names import TOPIC_NAME
 from shared.settings import Settings
 
-Json = dict[str, Any]
-
 JSON = "application/json"
+EVENT_STREAM = "text/event-stream"
 SCHEMAS = "#/components/schemas/"
 
 
@@ -79,10 +85,6 @@ class Metrics(msgspec.Struct):
 
 # --- errors, as they would be raised ----------------------------------------------------------------------
 
-NOT_FOUND = TopicNotFound(topic="orders")
-SHARD_DOWN = ShardUnavailable(shard=1, reason="the shard is starting")
-BAD_TYPE = UnsupportedMediaType()
-
 EDGE_ERRORS: list[tuple[int, TopicsError]] = [
     (400, InvalidRequest("limit must be an unsigned 64-bit number", detail={"parameter": "limit"})),
     (408, InvalidRequest("the request did not arrive in time")),
@@ -102,6 +104,7 @@ MEANINGS = {
     401: "No key, or one that the server does not know.",
     403: "The key lacks the scope, or the name is outside its prefixes.",
     404: "There is no such topic.",
+    406: "The client does not take `text/event-stream`.",
     408: "The request took too long to arrive.",
     409: "It contradicts what exists.",
     413: "The body is too large, as sent or decompressed.",
@@ -119,44 +122,11 @@ MEANINGS = {
 # --- what is said about each route ------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Success:
-    status: int
-    text: str
-    type: type[msgspec.Struct]
-    example: Json
-    also_text: str | None = None  # the same answer as text/plain
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Operation:
-    id: str
-    tag: str
-    summary: str
-    text: str
-    answers: tuple[Success, ...]
-    parameters: tuple[Json, ...] = ()
-    query_of: type[msgspec.Struct] | None = None  # its fields are query parameters
-    body: type[msgspec.Struct] | None = None
-    body_required: bool = False
-    bodies: Mapping[str, Json] | None = None  # example bodies by title; the first one is used for curl
-    errors: tuple[TopicsError, ...] = ()
-
-
-def _query(name: str, schema: Json, text: str) -> Json:
-    return {"name": name, "in": "query", "required": False, "description": text, "schema": schema}
-
-
-def _flag(name: str, default: bool, text: str) -> Json:
-    return _query(name, {"type": "boolean", "default": default}, text)
-
-
-_TIMING = {"server_total_ms": 0.412}
 _CONFIG = msgspec.to_builtins(DEFAULT_CONFIG)
 _STATE = {
     "topic": "orders", "type": "log", "head_seq": 3, "earliest_seq": 1, "next_seq": 4, "count": 3, "bytes": 214,
     "config": _CONFIG, "effective_priority": 500, "last_write_ts": 1794800130274, "last_read_ts": 1794800131020,
-    "epoch": 1, "shard": 1, "performance": _TIMING,
+    "epoch": 1, "shard": 1, "performance": TIMING,
 }  # fmt: skip
 _SUMMARY = {
     "topic": "orders", "type": "log", "head_seq": 3, "earliest_seq": 1, "count": 3, "bytes": 214,
@@ -175,7 +145,7 @@ _HEALTH = Success(
     200,
     "The gateway lives.",
     api_types.Health,
-    {"status": "ok", "version": "0.1.0", "uptime_ms": 86400000, "performance": _TIMING},
+    {"status": "ok", "version": "0.1.0", "uptime_ms": 86400000, "performance": TIMING},
 )
 _READY = Success(
     200,
@@ -186,7 +156,7 @@ _READY = Success(
         "wal_replay_complete": True,
         "topics": 12,
         "shards": [{"shard": 0, "ready": True, "topics": 7}, {"shard": 1, "ready": True, "topics": 5}],
-        "performance": _TIMING,
+        "performance": TIMING,
     },
 )
 _NOT_READY = NotReady(replay_progress=0.42)
@@ -199,16 +169,11 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         summary="List topics",
         text="Topics in name order, across all shards. A key with prefixes sees only names that start with one.",
         parameters=(
-            _query("prefix", {"type": "string", "default": ""}, "Only names that start with this."),
-            _query(
-                "page_size",
-                {"type": "integer", "minimum": 1, "maximum": U64_MAX, "default": PAGE_SIZE_DEFAULT},
-                f"Entries on one page; more than {PAGE_SIZE_MAX} counts as {PAGE_SIZE_MAX}.",
-            ),
-            _query("cursor", {"type": "string"}, "`next_cursor` of the page before, as it was given."),
+            query("prefix", {"type": "string", "default": ""}, "Only names that start with this."),
+            *PAGE_PARAMETERS,
         ),
         answers=(
-            Success(200, "One page.", api_types.TopicList, {"topics": [_SUMMARY], "performance": _TIMING}),
+            Success(200, "One page.", api_types.TopicList, {"topics": [_SUMMARY], "performance": TIMING}),
         ),
         errors=(SHARD_DOWN,),
     ),
@@ -229,13 +194,13 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
                 200,
                 "It existed; the configuration is as asked.",
                 api_types.TopicPut,
-                {"topic": "orders", "created": False, "config": _CONFIG, "performance": _TIMING},
+                {"topic": "orders", "created": False, "config": _CONFIG, "performance": TIMING},
             ),
             Success(
                 201,
                 "Created.",
                 api_types.TopicPut,
-                {"topic": "orders", "created": True, "config": _CONFIG, "performance": _TIMING},
+                {"topic": "orders", "created": True, "config": _CONFIG, "performance": TIMING},
             ),
         ),
         errors=(
@@ -251,7 +216,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         tag="Topics",
         summary="Show a topic",
         text="Head, floor, size and configuration. In an empty topic `earliest_seq` is `head_seq + 1`.",
-        parameters=(_flag("touch", True, "Does this count as a read (`last_read_ts`, automatic priority)?"),),
+        parameters=(flag("touch", True, "Does this count as a read (`last_read_ts`, automatic priority)?"),),
         answers=(Success(200, "The topic as it is now.", api_types.TopicState, _STATE),),
         errors=(NOT_FOUND, SHARD_DOWN),
     ),
@@ -261,13 +226,13 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         summary="Delete a topic",
         text="Deletes the topic with all records. A topic that is not there is no error: `deleted` is false. "
         "Created again, it starts a new epoch at seq 1.",
-        parameters=(_flag("if_empty", False, "Refuse with 409 if the topic still holds records."),),
+        parameters=(flag("if_empty", False, "Refuse with 409 if the topic still holds records."),),
         answers=(
             Success(
                 200,
                 "It is gone.",
                 api_types.TopicDeleted,
-                {"topic": "orders", "deleted": True, "routers_removed": [], "performance": _TIMING},
+                {"topic": "orders", "deleted": True, "routers_removed": [], "performance": TIMING},
             ),
         ),
         errors=(TopicNotEmpty(topic="orders", count=3), SHARD_DOWN),
@@ -281,7 +246,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         "byte for byte.\n\nWith an idempotency key a repeat within the topic's `idempotency_window_ms` appends nothing "
         "and answers with the first seqs and `deduped: true`.",
         parameters=(
-            _flag("return_seqs", True, "With false `seqs` is left out; first and last say the same."),
+            flag("return_seqs", True, "With false `seqs` is left out; first and last say the same."),
             {
                 "name": "Idempotency-Key",
                 "in": "header",
@@ -370,7 +335,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
                     "head_seq": 3,
                     "count": 2,
                     "bytes": 142,
-                    "performance": _TIMING,
+                    "performance": TIMING,
                 },
             ),
         ),
@@ -422,17 +387,19 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
                     "ready": 1,
                     "recovery_progress": 1.0,
                     "shards": [{"gauges": {"topics": 7}, "counters": {}, "histograms": {}, "per_topic": {}}],
-                    "performance": _TIMING,
+                    "performance": TIMING,
                 },
                 also_text="# HELP topics_ready ready\n# TYPE topics_ready gauge\ntopics_ready 1.0\n",
             ),
         ),
     ),
+    **openapi_queues.OPERATIONS,
 }
 
 TAGS = {
     "Topics": "A topic is an append-only log of records under a name. It exists from its first write or PUT.",
     "Records": "Written in batches, read by position, deleted by position or label.",
+    openapi_queues.TAG: openapi_queues.TAG_TEXT,
     "Operation": "For load balancers, dashboards and people on call.",
 }
 
@@ -501,19 +468,23 @@ def _notes(settings: Settings) -> dict[str, dict[str, Json]]:
         "auto_create": {"description": "In the `config` of a write: may that write create the topic?"},
         "idempotency_window_ms": {"description": "How long idempotency keys are remembered."},
         "dedupe_node": {"description": "May readers leave out records by `node`? If not, their filter is ignored."},
-        "lease_ms": {"description": f"Queues: length of a lease, {clamp('lease_ms')}. {unused}"},
-        "claim_jitter_ms": {"description": f"Queues: {clamp('claim_jitter_ms')}. {unused}"},
-        "max_deliveries": {"description": f"Queues: deliveries of one job. 0 = off. {unused}"},
+        "lease_ms": {"description": f"Queues: length of a lease, {clamp('lease_ms')}."},
+        "claim_jitter_ms": {
+            "description": "Queues: claims that come within this time share the jobs evenly, "
+            f"{clamp('claim_jitter_ms')}. 0 = off."
+        },
+        "max_deliveries": {"description": "Queues: after so many deliveries a job goes to `dead_letter`. 0 = off."},
         "dead_letter": {
-            "description": f"Queues: topic for jobs given up, not the topic itself. {unused}",
+            "description": "Queues: topic for jobs that were delivered too often, not the queue itself.",
             "pattern": _NAME_PATTERN,
         },
-        "leases_durable": {"description": f"Queues: leases survive a restart. {unused}"},
+        "leases_durable": {"description": "Queues: leases survive a restart of the server."},
         "cleanup": {"description": unused},
         "min_compaction_lag_ms": {"description": unused},
         "delete_retention_ms": {"description": unused},
     }  # fmt: skip
-    return {
+    of_queues = openapi_queues.notes(settings, match)
+    return of_queues | {
         "TopicConfigIn": config,
         "TopicConfig": {**config, "": {"description": "The complete configuration of a topic."}},
         "WriteRequest": {
@@ -542,6 +513,7 @@ def _notes(settings: Settings) -> dict[str, dict[str, Json]]:
                 "maxProperties": META_MAX_KEYS,
                 "description": f"An object, kept byte for byte; at most {settings.max_meta_bytes} bytes.",
             },
+            **of_queues["RecordIn"],
         },
         "DiffRequest": {
             "": {"description": "Every field may be left out, and so may the body."},
@@ -568,27 +540,13 @@ def _notes(settings: Settings) -> dict[str, dict[str, Json]]:
     }  # fmt: skip
 
 
-_QUEUE_FIELDS = {
-    ("TopicState", "queue"),
-    ("RecordIn", "deliver_at"),
-    ("RecordIn", "delay_ms"),
-    ("RecordIn", "priority"),
-    ("RecordIn", "group"),
-}
-
-
-def hidden_fields(routes: Iterable[Route[Handler]]) -> set[tuple[str, str]]:
-    """Types and fields that mean nothing to a client: what concerns jobs, if no route hands out jobs."""
-    return set() if any(route.path.endswith("/claim") for route in routes) else _QUEUE_FIELDS
-
-
 # --- building ---------------------------------------------------------------------------------------------
 
 
 def build_document(routes: Iterable[Route[Handler]], settings: Settings, version: str) -> Json:
     """Raises KeyError for a route that is not in OPERATIONS."""
     routes = list(routes)
-    schemas = _component_schemas(settings, hidden_fields(routes))
+    schemas = _component_schemas(settings)
     responses: Json = {}
     paths: dict[str, Json] = {}
     for route in routes:
@@ -666,24 +624,24 @@ def _parameters(route: Route[Handler], operation: Operation, schemas: Json) -> l
         )
     if operation.query_of is not None:
         properties: Json = schemas[operation.query_of.__name__]["properties"]
-        found += [_field_in_query(name, schema) for name, schema in properties.items()]
+        found += [_field_inquery(name, schema) for name, schema in properties.items()]
     return [*found, *operation.parameters]
 
 
-def _field_in_query(name: str, field: Json) -> Json:
+def _field_inquery(name: str, field: Json) -> Json:
     """A field of a body as it is written in a query: no null, lists as repeated names, predicates as JSON."""
     schema = {key: value for key, value in field.items() if key not in ("description", "examples")}
     if name == "match":
         text = f"{field['description']} The predicate is written as JSON."
-        return {**_query(name, {"type": "string"}, text), "example": '["tag","Glob","order-*"]'}
+        return {**query(name, {"type": "string"}, text), "example": '["tag","Glob","order-*"]'}
     if name == "node":
         nodes: Json = {"type": "array", "items": {"type": "string"}}
-        return _query(name, nodes, "Leave out records of this node; may be repeated.")
+        return query(name, nodes, "Leave out records of this node; may be repeated.")
     if "anyOf" in schema:
         (schema,) = [choice for choice in schema["anyOf"] if choice != {"type": "null"}]
     if schema["type"] == "integer":
         schema = {"maximum": U64_MAX, **schema}
-    return _query(name, schema, field["description"])
+    return query(name, schema, field["description"])
 
 
 def _request_body(operation: Operation, body: type[msgspec.Struct]) -> Json:
@@ -718,7 +676,10 @@ def _errors(access: Access, operation: Operation) -> dict[int, list[TopicsError]
     return by_status
 
 
-def _success(answer: Success) -> Json:
+def _success(answer: Success | Events) -> Json:
+    if isinstance(answer, Events):
+        stream: Json = {"schema": {"type": "string"}, "example": answer.example}
+        return {"description": answer.text, "content": {EVENT_STREAM: stream}}
     content: Json = {JSON: {"schema": {"$ref": SCHEMAS + answer.type.__name__}, "example": answer.example}}
     if answer.also_text is not None:
         content["text/plain"] = {"schema": {"type": "string"}, "example": answer.also_text}
@@ -754,16 +715,13 @@ _ERROR_HEADERS: dict[HTTPStatus, tuple[str, Json, str]] = {
 }
 
 
-def _component_schemas(settings: Settings, hidden: set[tuple[str, str]]) -> Json:
+def _component_schemas(settings: Settings) -> Json:
     types: list[type] = [api_types.ErrorBody]
     for operation in OPERATIONS.values():
-        types += [answer.type for answer in operation.answers]
+        types += [answer.type for answer in operation.answers if isinstance(answer, Success)]
         types += [] if operation.body is None else [operation.body]
     types = list(dict.fromkeys(types))
     _, built = msgspec.json.schema_components(types, ref_template=SCHEMAS + "{name}")
-    for name, field in hidden:
-        gone = built[name]["properties"].pop(field, {})
-        built.pop(gone.get("$ref", "").removeprefix(SCHEMAS), None)
     defaults = msgspec.structs.asdict(DEFAULT_CONFIG)
     all_notes = _notes(settings)
     for name, schema in built.items():
@@ -788,6 +746,8 @@ def _curl(route: Route[Handler], operation: Operation) -> str:
     url = "http://127.0.0.1:4000" + openapi_path(route.path).replace("{topic}", "orders")
     if operation.query_of is not None:
         url = f"'{url}?from_seq=0&limit=10'"
+    if operation.curl_query:
+        url = f"'{url}?{operation.curl_query}'"
     method = {"GET": "", "POST": ""}.get(route.method, f"-X {route.method} ")
     if not operation.bodies:
         return f"curl {method}{url}"

@@ -21,7 +21,8 @@ from quart_trio import QuartTrio
 
 from gateway.full_lane import page_templates
 from gateway.full_lane.app import Register
-from gateway.full_lane.openapi import EDGE_STATUSES, JSON, SCHEMAS, Json, build_document
+from gateway.full_lane.openapi import EDGE_STATUSES, JSON, SCHEMAS, build_document
+from gateway.full_lane.openapi_parts import Json
 from gateway.service import Api
 
 _PAGE_HEADERS = {
@@ -183,7 +184,8 @@ def _answers(document: Json, operation: Json) -> list[Json]:
         row["text"] = prose(_resolve(document, answer)["description"])
         if not codes:
             content = answer["content"]
-            row["type"] = content[JSON]["schema"]["$ref"].removeprefix(SCHEMAS)
+            if JSON in content:
+                row["type"] = content[JSON]["schema"]["$ref"].removeprefix(SCHEMAS)
             row["examples"] = [
                 {"title": _title(kind), "json": _shown(given["example"])} for kind, given in content.items()
             ]
@@ -214,7 +216,7 @@ def _error_rows(document: Json) -> list[Json]:
 
 def _codes(document: Json, answer: Json) -> list[str]:
     """The error codes of a response; empty if it is a success."""
-    schema = _resolve(document, answer)["content"][JSON]["schema"]
+    schema = _resolve(document, answer)["content"].get(JSON, {}).get("schema", {})
     if "allOf" not in schema:
         return []
     codes: list[str] = schema["allOf"][1]["properties"]["error"]["properties"]["code"]["enum"]

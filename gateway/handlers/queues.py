@@ -15,6 +15,7 @@ from gateway.core.cursors import decode_cursor, encode_cursor
 from gateway.core.router import Route, number_parameter, text_parameter
 from gateway.exchange import StreamHead
 from gateway.handlers.topics import page_size_parameter
+from gateway.handlers.watch import accepts_event_stream
 from shared.api_types import decode_claim, decode_redrive
 from shared.errors import InvalidRequest, NotAcceptable
 from shared.names import valid_topic_name
@@ -168,34 +169,33 @@ def _when_a_queue(call: Call, node: str, go_on: Callable[[], None]) -> None:
 
 
 def work(call: Call) -> None:
-    if not _takes_events(call.exchange.headers.get("accept")):
+    if not accepts_event_stream(call.exchange.headers.get("accept")):
         raise NotAcceptable()
     node = text_parameter(call.query, "node")
     if not node:
         raise InvalidRequest("node is required", detail={"parameter": "node"})
-    most = number_parameter(call.query, "max")
+    api = call.api
+    asked = number_parameter(call.query, "max")
+    most = max(1, min(1 if asked is None else asked, api.settings.max_claim))
     lease_ms = number_parameter(call.query, "lease_ms")
 
     def begin() -> None:
+        api.hub.streams.check(call.key)
         stream = call.respond_stream(_STREAM_HEAD)
-        if not stream.gone:  # HEAD, or left meanwhile
-            call.api.work.open(
-                stream,
-                topic=call.name,
-                node=node,
-                most=max(1, min(1 if most is None else most, call.api.settings.max_claim)),
-                lease_ms=lease_ms,
-                on_end=lambda: None,
-            )
+        if stream.gone:
+            return  # HEAD, or left meanwhile: nobody to lease a job to
+        api.hub.streams.enter(call.key)
+        api.work.open(
+            stream,
+            key=call.key,
+            topic=call.name,
+            node=node,
+            most=most,
+            lease_ms=lease_ms,
+            on_end=lambda: api.hub.streams.leave(call.key),
+        )
 
     _when_a_queue(call, node, begin)
-
-
-def _takes_events(accept: str | None) -> bool:
-    if accept is None:
-        return True
-    kinds = {part.partition(";")[0].strip().lower() for part in accept.split(",")}
-    return bool(kinds & {"text/event-stream", "text/*", "*/*"})
 
 
 ROUTES: list[Route[Handler]] = [

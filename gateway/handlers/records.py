@@ -14,7 +14,8 @@ from shared.limits import IDEMPOTENCY_KEY_MAX_CHARS
 from shared.wire import Op, Options
 
 if TYPE_CHECKING:
-    from gateway.service import Call, Handler
+    from gateway.service import Api, Call, Handler
+    from shared.api_keys import ApiKey
 
 # Shared objects: the wire encodes options that several requests in a row share only once.
 _WITHOUT_SEQS: Options = {"seqs": False}
@@ -25,31 +26,33 @@ _encoder = msgspec.json.Encoder()
 
 def append(call: Call) -> None:
     body = call.json_body()
-    api = call.api
-    topics, total_bytes = api.shards.totals()
-    api.caps.check_bytes(total_bytes)
-    if call.key is not None and call.key.prefixes:
-        _check_config_names(call, body)
-    options: dict[str, object] = {}
+    options = write_options(call.api, call.key, body)
     key = call.exchange.headers.get("idempotency-key")
     if key:
         if len(key) > IDEMPOTENCY_KEY_MAX_CHARS:
             raise InvalidRequest(f"Idempotency-Key has more than {IDEMPOTENCY_KEY_MAX_CHARS} characters")
         options["idem"] = key
-    nocreate = api.caps.nocreate(topics)
-    if nocreate is not None:
-        options["nocreate"] = nocreate
     if call.exchange.query and not flag_parameter(call.query, "return_seqs", default=True):
         call.ask(Op.APPEND, body, {**options, "seqs": False} if options else _WITHOUT_SEQS)
     else:
         call.ask(Op.APPEND, body, options or None)
 
 
-def _check_config_names(call: Call, body: bytes) -> None:
+def write_options(api: Api, key: ApiKey | None, body: bytes) -> dict[str, object]:
+    """What a write needs besides its body, wherever it came from. Raises if it may not be tried."""
+    topics, total_bytes = api.shards.totals()
+    api.caps.check_bytes(total_bytes)
+    if key is not None and key.prefixes:
+        _check_config_names(key, body)
+    nocreate = api.caps.nocreate(topics)
+    return {} if nocreate is None else {"nocreate": nocreate}
+
+
+def _check_config_names(key: ApiKey, body: bytes) -> None:
     """A write may create its topic with a `dead_letter`: a name in a body like any other."""
     config = decode_write(body).config
     if config is not None and isinstance(config.dead_letter, str):
-        check_name(call.key, config.dead_letter)
+        check_name(key, config.dead_letter)
 
 
 def diff(call: Call) -> None:

@@ -25,6 +25,7 @@ from heapq import heappop, heappush
 from shard_worker.core.piece import PieceSource
 from shard_worker.core.topic import Topic
 from shared.control_frames import LeaseRow
+from shared.errors import DataDamage
 
 AGING_MS = 1000  # of waiting that outweigh one point of priority
 
@@ -183,27 +184,20 @@ class LeaseQueue:
         return job is not None and job.state is JobState.READY and job.key == entry[0]
 
     def _next_fresh(self, topic: Topic) -> int | None:
-        seq = max(self._fresh_from, topic.live_from)
-        while seq <= topic.head:
-            if seq in self.jobs or not topic.is_live(seq):
-                seq = topic.next_live(seq + 1) if seq not in self.jobs else seq + 1
-                continue
-            self._fresh_from = seq
-            return seq
-        self._fresh_from = topic.head + 1
-        return None
+        seq = topic.next_live(self._fresh_from)
+        while seq in self.jobs:
+            seq = topic.next_live(seq + 1)
+        self._fresh_from = seq
+        return seq if seq <= topic.head else None
 
     def has_ready(self, topic: Topic) -> bool:
         while self._ready and not self._is_ready(self._ready[0]):
             heappop(self._ready)
         return bool(self._ready) or self._next_fresh(topic) is not None
 
-    def grant(self, seq: int, node: str, token: str, now_ms: int, deadline_ms: int) -> LeaseRow:
-        """Lease a job that `take` gave out; counts a delivery."""
-        job = self.jobs[seq]
-        job.deliveries += 1
-        self._lease(seq, job, node, token, now_ms, deadline_ms)
-        return LeaseRow(seq, token, deadline_ms, job.deliveries, node)
+    def grant(self, seq: int, node: str, token: str, deadline_ms: int) -> LeaseRow:
+        """The lease of a job that `take` gave out, one delivery more; `apply_lease` makes it true."""
+        return LeaseRow(seq, token, deadline_ms, self.jobs[seq].deliveries + 1, node)
 
     def _lease(self, seq: int, job: Job, node: str, token: str, now_ms: int, deadline_ms: int) -> None:
         if job.state is not JobState.LEASED:
@@ -215,14 +209,26 @@ class LeaseQueue:
         heappush(self._leases, (deadline_ms, seq, token))
 
     def apply_lease(self, grant: LeaseRow, ts: int, written_ms: int) -> None:
-        """A lease that the log holds; the same one again changes nothing."""
+        """A new lease, or another deadline of the one that is held. The same again changes nothing."""
         job = self.jobs.get(grant.seq)
         if job is None:
             job = self.jobs[grant.seq] = Job(written_ms)
-        if job.state is JobState.LEASED and (job.token, job.deadline_ms) == (grant.token, grant.deadline_ms):
+        if job.token == grant.token:
+            # Given back or on its way out by now: then a later deadline does not bring the lease back.
+            self.set_deadline(grant.seq, grant.token, grant.deadline_ms)
             return
         job.deliveries = grant.deliveries
         self._lease(grant.seq, job, grant.node, grant.token, ts, grant.deadline_ms)
+
+    def set_deadline(self, seq: int, token: str, deadline_ms: int) -> None:
+        """Of a lease that has not ended yet; otherwise nothing happens."""
+        job = self.jobs.get(seq)
+        if job is None or job.token != token or job.deadline_ms == deadline_ms:
+            return
+        if job.state in (JobState.LEASED, JobState.LEAVING):
+            job.deadline_ms = deadline_ms
+        if job.state is JobState.LEASED:
+            heappush(self._leases, (deadline_ms, seq, token))
 
     # --- the holder's word ------------------------------------------------------------------------------
 
@@ -246,6 +252,21 @@ class LeaseQueue:
     def stay(self, seq: int) -> None:
         """What `leave` announced did not happen."""
         self._make_ready(seq, self.jobs[seq])
+
+    def keep(self, seq: int) -> None:
+        """What its holder decided could not be written down: the lease is what it was."""
+        job = self.jobs.get(seq)
+        if job is not None and job.state is JobState.LEAVING:
+            self._lease(seq, job, job.node, job.token, job.leased_ms, job.deadline_ms)
+
+    def withhold(self, seq: int, written_ms: int) -> None:
+        """The record is being moved elsewhere: nobody can claim it meanwhile."""
+        job = self.jobs.get(seq)
+        if job is None:
+            job = self.jobs[seq] = Job(written_ms)
+        if job.state is JobState.DELAYED:
+            self._waiting -= 1
+        job.state = JobState.LEAVING
 
     def release(self, seq: int, now_ms: int, due_ms: int) -> None:
         """Back to ready, or to delayed if `due_ms` lies ahead."""
@@ -312,6 +333,7 @@ class LeaseQueue:
     def from_snapshot(cls, dead: int, rows: Iterable[tuple[int, Job]]) -> LeaseQueue:
         queue = cls()
         queue.dead_lettered = dead
+        queue._seen_removals = -1  # records may have gone right before the snapshot: look at all jobs once
         rows = list(rows)
         for seq, job in rows:
             queue.jobs[seq] = job
@@ -344,7 +366,10 @@ def written_at(topic: Topic, seq: int, source: PieceSource) -> int:
         return hot.ts[index]
     for run in topic.runs:
         if run.first <= seq <= run.last:
-            for piece in source.sealed_pieces(run.segment, topic.id, seq, seq):
-                times = piece.times
-                return times if isinstance(times, int) else times[piece.index_of(seq)]
+            try:
+                for piece in source.sealed_pieces(run.segment, topic.id, seq, seq):
+                    times = piece.times
+                    return times if isinstance(times, int) else times[piece.index_of(seq)]
+            except DataDamage:
+                return run.max_ts  # near enough to keep its place; who reads the record hears of the damage
     return topic.last_ts

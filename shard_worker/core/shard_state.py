@@ -142,6 +142,11 @@ class ShardState:
         window.remember(key, first, count, ts)
         self.dedupe_keys += len(window)
 
+    def forget_keys(self, topic: Topic) -> None:
+        if topic.dedupe is not None:
+            self.dedupe_keys -= len(topic.dedupe)
+            topic.dedupe = None
+
     # --- everything else --------------------------------------------------------------------------------
 
     def apply(self, lsn: int, topic_id: int, ts: int, fact: Fact) -> int:

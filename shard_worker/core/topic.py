@@ -301,7 +301,8 @@ class Topic:
         hot = self.hot
         index, piece = -1, None  # the batch that the last seq was in: the next is probably in it, too
         for seq in sorted(seqs):
-            if not self.live_from <= seq <= self.head or not self.is_live(seq):
+            # Also not in a hole: a seq that was lost, and removed before anyone knew.
+            if not self.live_from <= seq <= self.head or not self.live_between(seq, seq):
                 continue
             if hot.start == len(hot.first) or seq < hot.first[hot.start]:
                 self._mark(seq, source)

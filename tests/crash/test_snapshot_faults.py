@@ -290,8 +290,11 @@ def test_s03_with_every_snapshot_damaged_a_full_replay_serves(damage: str) -> No
 
 def test_s03_new_snapshots_outlive_damaged_ones_and_the_log_is_not_trimmed_too_early() -> None:
     driver = with_two_snapshots(count=30)
+    for _ in range(2):
+        assert driver.snapshot()
+    assert (snapshot_numbers(driver.disk), wal_numbers(driver.disk)) == ([3, 4], [1])
     driver.disk.kill_process()
-    for number in (1, 2):
+    for number in (3, 4):
         torn(driver.disk, snapshot_path(number))
         assert not snapshot_is_intact(driver.disk, number)
     driver.wal_file_bytes = 4096

@@ -194,6 +194,23 @@ def test_w02_a_full_disk_survives_a_restart_and_still_serves() -> None:
     assert driver.append("f", [{"data": "more"}]).ok
 
 
+def test_w02_seqs_that_a_power_cut_took_are_not_given_out_again_by_a_start_on_a_full_disk() -> None:
+    driver = ShardDriver(wal_file_bytes=ROOMY)
+    driver.put("d")
+    acked = [driver.append("d", [{"data": number}]).json["first_seq"] for number in range(5)]
+    driver.disk.lose_power(keep="none")
+    driver.disk.fail_on("write", error=errno.ENOSPC, path_contains="/wal/", times=None)
+    driver.reopen()
+    assert driver.append("d", [{"data": "full"}]).status == 503
+    driver.disk.clear_faults()
+    driver.tick()
+    taken = driver.append("d", [{"data": "new"}]).json["first_seq"]
+    assert taken > max(acked)
+    driver.sync()
+    driver.lose_power(keep="none")
+    assert [record["$seq"] for record in driver.read_all("d")][-1] == taken
+
+
 @pytest.mark.parametrize("written", [1, 39, 40, 63, 64, 100, 180, 250])
 def test_w03_short_write_is_never_half_a_frame(written: int) -> None:
     driver = shard_with()
@@ -873,6 +890,27 @@ def test_w16_a_header_lost_behind_a_sync_stops_the_start() -> None:
     with pytest.raises(CorruptFrame) as caught:
         driver.reopen()
     assert caught.value.path == wal_path(2)
+
+
+def test_w16_cutting_off_several_unsynced_files_can_itself_be_interrupted() -> None:
+    acked = data_of(nearly_full(), "f")
+
+    def out_of_order() -> ShardDriver:
+        driver = nearly_full()
+        known = len(appends(driver.disk))
+        while len(wal_numbers(driver.disk)) < 4:
+            driver.start_append("f", [{"data": "x" * 900}])
+            driver.commit()
+        lost = appends(driver.disk)[known]
+        driver.disk.lose_power(keep="all")
+        damage_frame(driver.disk, lost, 0, bytes(len(lost.raw)))
+        return driver
+
+    for crashed in crash_points(out_of_order, lambda driver: driver.reopen()):
+        for driver in crashed.outcomes():
+            assert driver.shard.report.damage == [], f"step {crashed.step}"
+            expect_prefix(driver, "f", acked)
+            expect_healthy(driver)
 
 
 def test_w16_unsynced_frames_of_a_rotated_file_are_synced_by_the_next_start() -> None:

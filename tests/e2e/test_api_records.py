@@ -7,12 +7,14 @@ import re
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from shared.limits import READ_DEFAULT_BYTES, READ_DEFAULT_LIMIT, SENDFILE_MIN_BYTES
-from tests.support.api_client import ApiClient, fresh, long_polls
+from tests.support.api_client import LANES, ApiClient, Lane, fresh, long_polls
 from tests.support.live_server import LiveServer
 from tests.support.server_process import wait_for
 
@@ -548,6 +550,38 @@ def test_large_reads_from_the_file_equal_inline_reads_byte_for_byte(
 
 def before_performance(document: bytes) -> bytes:
     return document[: document.rindex(b',"performance"')]
+
+
+def test_reads_stay_whole_while_records_are_sealed_and_their_log_files_go(tmp_path: Path) -> None:
+    """The gateway sends from descriptors that the worker gave it; they must outlive the files' names."""
+    topic, batch = "sealed", 50
+    env = {"TOPICS_SEGMENT_MAX_EVENTS": "200", "TOPICS_SEGMENT_MAX_BYTES": "65536"}
+    with LiveServer(tmp_path / "data", shards=1, env=env) as server, server.wait_serving().client() as writer:
+        writer.put(topic)
+        done = threading.Event()
+
+        def read_over_and_over(lane: Lane) -> None:
+            with server.client(lane) as reader:
+                while not done.is_set():
+                    for seq, record in enumerate(reader.everything(topic), start=1):
+                        assert (record["$seq"], record["data"]) == (seq, f"{seq}-" + "y" * 200)
+
+        def write() -> None:
+            for first in range(1, 4000, batch):
+                writer.append(topic, *(f"{seq}-" + "y" * 200 for seq in range(first, first + batch)))
+            wait_for(
+                lambda: 'topics_seals_total{shard="0"} 0.0' not in writer.send("GET", "/v0/metrics").text
+            )
+
+        def write_and_tell() -> None:
+            try:
+                write()
+            finally:
+                done.set()
+
+        run_together([write_and_tell, *(partial(read_over_and_over, lane) for lane in LANES)])
+        assert len(writer.everything(topic)) == 4000
+        assert server.failures() == []
 
 
 # --- long polls ---------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from gateway.full_lane.openapi import OPERATIONS, build_document, hidden_fields, openapi_path
+from gateway.full_lane.openapi import OPERATIONS, build_document, openapi_path
 from gateway.handlers import all_routes
 from shared import errors
 from shared.names import valid_topic_name
@@ -157,7 +157,7 @@ def test_every_documented_error_code_exists_with_that_status(document: Json) -> 
     assert error_codes(document) <= set(known)
     for _, _, operation in operations(document):
         for status, answer in operation["responses"].items():
-            (content,) = [resolved(document, answer)["content"]["application/json"]]
+            content = resolved(document, answer)["content"].get("application/json", {})
             for example in content.get("examples", {}).values():
                 assert int(status) in known[example["value"]["error"]["code"]]
 
@@ -237,7 +237,6 @@ def test_the_reference_page_names_every_operation_and_error_code(live: LiveServe
 
 
 def test_no_answer_has_a_field_that_is_not_documented(live: LiveServer, document: Json) -> None:
-    hidden = {field for name, field in hidden_fields(all_routes()) if name == "TopicState"}
     closed: Json = json.loads(json.dumps(document))
     for schema in closed["components"]["schemas"].values():
         schema["additionalProperties"] = False
@@ -253,6 +252,13 @@ def test_no_answer_has_a_field_that_is_not_documented(live: LiveServer, document
             ("POST", "/v0/topics/capped/diff", {"from_seq": 0}),
             ("GET", "/v0/topics/orders/records?from_seq=1", None),
             ("POST", "/v0/topics/orders/delete", {"before_seq": 2}),
+            ("POST", "/v0/topics/jobs/claim", {"node": "a", "max": 4, "lease_ms": 60_000}),
+            ("GET", "/v0/topics/jobs/leases?page_size=1", None),
+            ("POST", "/v0/topics/jobs/extend", {"node": "a", "seqs": [1], "lease_ms": 1000}),
+            ("POST", "/v0/topics/jobs/ack", {"node": "a", "seqs": [1]}),
+            ("POST", "/v0/topics/jobs/nack", {"node": "a", "seqs": [2]}),
+            ("POST", "/v0/topics/jobs/redrive", {"from": "empty"}),
+            ("POST", "/v0/topics/orders/claim", {"node": "a"}),
             ("DELETE", "/v0/topics/another", None),
             ("GET", "/v0/health", None),
             ("GET", "/v0/ready", None),
@@ -262,8 +268,7 @@ def test_no_answer_has_a_field_that_is_not_documented(live: LiveServer, document
             template = re.sub(r"^/v0/topics/[^/]+", "/v0/topics/{topic}", path.partition("?")[0])
             documented = closed["paths"][template][method.lower()]["responses"][str(answer.status_code)]
             content = resolved(closed, documented)["content"]["application/json"]
-            shown = {key: value for key, value in answer.json().items() if key not in hidden}
-            validator(closed, content["schema"]).validate(shown)
+            validator(closed, content["schema"]).validate(answer.json())
 
 
 def test_keys_and_scopes_are_asked_for_as_documented(tmp_path: Path, document: Json) -> None:
@@ -292,7 +297,10 @@ def test_keys_and_scopes_are_asked_for_as_documented(tmp_path: Path, document: J
 # --- generated requests ---------------------------------------------------------------------------------
 
 
-documented_api = schemathesis.openapi.from_dict(DOCUMENT, config=SchemathesisConfig.from_dict(CONFIG))
+# A stream does not end by itself, so no generated request opens one (tests/e2e/test_api_work.py does).
+documented_api = schemathesis.openapi.from_dict(
+    DOCUMENT, config=SchemathesisConfig.from_dict(CONFIG)
+).exclude(path_regex="/work$")
 
 
 @documented_api.parametrize()

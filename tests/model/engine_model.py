@@ -153,7 +153,7 @@ class TopicModel:
             self.head = last
 
     def lose_everything(self) -> None:
-        self.live, self.holes = {}, []
+        self.live, self.holes, self.dedupe = {}, [], {}
         if self.floor <= self.head:
             self.floor, self.reason = self.head + 1, "mixed"
 

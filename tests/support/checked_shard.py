@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from shared.errors import DiskFault
+from shared.errors import DataDamage, DiskFault
 from shared.wire import Op
 from tests.model.engine_model import (
     DEFAULTS,
@@ -488,15 +488,21 @@ class CheckedShard:
 
     def _expire(self, name: str, *, sure: bool = True) -> None:
         """A look at the topic lets go of what has expired, and writes that down (not `sure`: or does not)."""
-        number = self.live.names.get(name)
-        if number is None:
+        if not self._expiring(name):
             return
-        topic = self.live.topics[number]
-        floor = topic.expired_floor(self.now_ms())
-        if floor > topic.floor:
+        if self._pending(self.live.names[name]):
+            # The floor would queue up behind what waits for its sync: an order that the model does not follow.
+            self.sync()
+        if self._expiring(name):
+            number = self.live.names[name]
+            floor = self.live.topics[number].expired_floor(self.now_ms())
             entry = Entry(Expire(number, floor), optional=True, sure=sure, applied=True)
             entry.op.apply(self.live)
             self.log.append(entry)
+
+    def _expiring(self, name: str) -> bool:
+        topic = self.live.by_name(name)
+        return topic is not None and topic.expired_floor(self.now_ms()) > topic.floor
 
     def read(
         self,
@@ -710,7 +716,10 @@ class CheckedShard:
 
     def recover(self, *, power_lost: bool, clean: bool = False) -> None:
         self.disk.clear_faults()
-        self.driver.reopen()
+        try:
+            self.driver.reopen()
+        except DataDamage as err:
+            raise Violation(f"after a crash the shard refuses to start: {err}") from err
         self.judge(power_lost=power_lost, clean=clean)
 
     def judge(self, *, power_lost: bool, clean: bool = False) -> None:
@@ -830,7 +839,9 @@ def observe(driver: ShardDriver) -> dict[str, Observed]:
         state = driver.state(name, touch=False).json
         texts, lost, cursor, reason = [], set[int](), 0, None
         while True:
-            document = _decode_read(driver.read_answer(name, cursor).text)
+            answer = driver.read_answer(name, cursor)
+            check(answer.ok, "a topic cannot be read", name, answer)
+            document = _decode_read(answer.text)
             texts += document.texts()
             stone = document.tombstone
             if stone is not None:

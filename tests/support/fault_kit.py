@@ -1,6 +1,6 @@
 """What the tests of the fault catalogue share: looking at files, damaging them, crashing at every step.
 
-Damage is always shown first: each helper that breaks something asserts that the format's own decoder refuses it.
+Damage is always shown first: each function that breaks something asserts that the format's own decoder refuses it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The whole server as an operator runs it (`topicsd serve`), in processes of its own.
 
-Times that take long in production (how soon a silent worker is taken for hung) can be shortened with `plan`; then the
-same server is started through the supervisor's test entry, with the real gateway and the real workers.
+Times that take long in production (how soon a silent worker is taken for hung, or a dead one is started again) can be
+shortened with `silence` and `restart`; then the same server is started through the supervisor's test entry, with the real
+gateway and the real workers.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class LiveServer(ServerProcess):
         shards: int = 2,
         env: Mapping[str, str] | None = None,
         silence: Mapping[str, float] | None = None,
+        restart: Mapping[str, float] | None = None,
     ) -> None:
         self.data_dir = data_dir
         self.port_file = data_dir.parent / f"{data_dir.name}.port"
@@ -41,8 +43,12 @@ class LiveServer(ServerProcess):
             "TOPICS_WAL_SHARDS": str(shards),
         }
         command = ["-m", "topicsd", "serve"]
-        if silence is not None:
-            plan = {"plan": REAL_CHILDREN | {"heartbeat_s": 0.1}, "silence": dict(silence), "restart": {}}
+        if silence is not None or restart is not None:
+            plan = {
+                "plan": REAL_CHILDREN | {"heartbeat_s": 0.1},
+                "silence": dict(silence or {}),
+                "restart": dict(restart or {}),
+            }
             command = ["-m", "tests.support.server_process", json.dumps(plan)]
         self._launch(command, settings | dict(env or {}))
 

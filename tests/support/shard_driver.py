@@ -327,10 +327,11 @@ class ShardDriver:
         """The job that makes the snapshot durable; whatever it waits for is done."""
         maintenance = self.shard.maintenance
         while maintenance._writer is not None and self.engine.commits.read_only is None:
+            waits = not maintenance.stepping
             job = maintenance.next_job()
             if job is not None:
                 return job
-            if not maintenance.stepping:
+            if waits:
                 self.sync()
         return None
 

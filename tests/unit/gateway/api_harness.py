@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.exchange import RecordedExchange, Response
-from gateway.io.shard_link import LeasedFiles, OnReply, Reply
+from gateway.io.shard_link import LeasedFiles, LinkListener, OnReply, Reply
 from gateway.service import Api
+from shared.routing import shard_for
 from shared.settings import Settings, load_settings
 from shared.wire import Answer, Op, Options, Request, encode_list_body
 
@@ -41,6 +42,7 @@ class ScriptedShards:
     waiting: dict[int, OnReply] = field(default_factory=dict)
     cancelled: list[int] = field(default_factory=list)
     leased: LeasedFiles | None = None
+    listener: LinkListener | None = None
     flushes: int = 0
 
     def request(self, op: int, topic: str, body: bytes, options: Options | None, on_reply: OnReply) -> int:
@@ -63,6 +65,17 @@ class ScriptedShards:
         self.asked += requests
         replies = [self.answer(request) for request in requests]
         on_replies([reply for reply in replies if reply is not None])
+
+    def listen(self, listener: LinkListener) -> None:
+        self.listener = listener
+
+    def shard_of(self, topic: str) -> int:
+        return shard_for(topic, len(self.links))
+
+    def request_shard(
+        self, shard: int, op: int, topic: str, options: Options | None, on_reply: OnReply
+    ) -> int:
+        return self.request(op, topic, b"", options, on_reply)
 
     def flush(self) -> None:
         self.flushes += 1

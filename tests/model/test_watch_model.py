@@ -1,0 +1,252 @@
+"""Watchers under everything that can cross everything: what they received is exactly what was written.
+
+Messages between gateway and shards are delivered one by one in any interleaving with writes, evictions, deletions,
+syncs, streams that block, clients that vanish with a part of what was sent, and links that break. Each client keeps
+the books a careful client would keep: a record may come once, in order, and whatever it never gets must have been
+told as lost, deleted, or be its own.
+"""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from tests.support.sse_client import Frame, SseParser
+from tests.unit.gateway.watch_harness import Client, WatchHarness
+
+# Few of each, so that things happen to the same ones: on two shards, by name and by prefix.
+TOPICS = ("a", "p1")
+WATCHES: dict[str, dict[str, object]] = {
+    "single": {"topics": {"a": {}}},
+    "both": {"topics": {"a": {}}, "prefixes": {"p": {}}, "limit": 3},
+    "not mine": {"topics": {"a": {}}, "prefixes": {"p": {}}, "node": "me"},
+    "strong": {"topics": {"a": {}}, "prefixes": {"p": {}}, "consistency": "strong"},
+}
+topics = st.sampled_from(TOPICS)
+watches = st.sampled_from(sorted(WATCHES))
+
+
+class Books:
+    """What one client knows, from its frames alone."""
+
+    def __init__(self, hidden_node: str | None) -> None:
+        self._hidden_node = hidden_node
+        self.place: dict[str, int] = {}
+        self.got: dict[str, list[int]] = {}
+        self.lost: dict[str, set[int]] = {}
+        self.live: set[str] = set()
+        self.ended = False
+        self.last_id: str | None = None
+
+    def take(self, frames: list[Frame]) -> None:
+        for frame in frames:
+            self.last_id = frame.id or self.last_id
+            getattr(self, "_" + frame.event.replace("-", "_"))(frame)
+
+    def _record(self, frame: Frame) -> None:
+        topic, data = frame.data["topic"], frame.data
+        seqs = [record["$seq"] for record in data["records"]]
+        assert seqs and data["from_seq"] < seqs[0] and seqs[-1] <= data["to_seq"] <= data["head_seq"]
+        place = self.place.get(topic, 0)
+        if self._hidden_node is None:
+            assert data["from_seq"] == place, (frame, place)
+        assert data["from_seq"] >= place and seqs == sorted(set(seqs)), (frame, place)
+        self.got.setdefault(topic, []).extend(seqs)
+        self.place[topic] = data["to_seq"]
+        assert frame.cursors[topic] == data["to_seq"]
+
+    def _tombstone(self, frame: Frame) -> None:
+        topic, data = frame.data["topic"], frame.data
+        assert data["reason"] in ("cap", "from_seq_too_old")
+        assert data["gap_from"] == self.place.get(topic, 0) + 1 or self._hidden_node is not None
+        assert self.place.get(topic, 0) < data["gap_from"] <= data["gap_to"] == frame.cursors[topic]
+        self.lost.setdefault(topic, set()).update(range(data["gap_from"], data["gap_to"] + 1))
+        self.place[topic] = data["gap_to"]
+
+    def _caught_up(self, frame: Frame) -> None:
+        topic = frame.data["topic"]
+        assert self.place.get(topic, 0) <= frame.data["head_seq"] == frame.cursors[topic]
+        self.place[topic] = frame.data["head_seq"]
+
+    def _topic_deleted(self, frame: Frame) -> None:
+        for kept in (self.place, self.got, self.lost):
+            kept.pop(frame.data["topic"], None)  # type: ignore[attr-defined]
+
+    def _error(self, frame: Frame) -> None:
+        assert frame.data["code"] in (503, 410)
+
+
+class WatchMachine(RuleBasedStateMachine):
+    @initialize()
+    def begin(self) -> None:
+        self.harness = WatchHarness(shards=2)
+        self.shards = self.harness.shards
+        assert {self.shards.shard_of(topic) for topic in TOPICS} == {0, 1}
+        self.shards.create("a")
+        self.books = {name: Books("me" if name == "not mine" else None) for name in WATCHES}
+        self.wids = {name: self.harness.watch(**body)["wid"] for name, body in WATCHES.items()}
+        self.clients: dict[str, Client | None] = dict.fromkeys(WATCHES)
+        for name in WATCHES:
+            self.connect(name)
+        self.shards.settle()
+
+    # --- topics ---------------------------------------------------------------------------------------
+
+    @rule(topic=topics, count=st.integers(1, 5), mine=st.booleans(), push=st.booleans())
+    def write(self, topic: str, count: int, mine: bool, push: bool) -> None:
+        self.shards.write(topic, count, "me" if mine else None, push=push)
+
+    @rule(topic=topics)
+    def push(self, topic: str) -> None:
+        if topic in self.shards.logs:
+            self.shards.push(topic)
+
+    @rule(topic=topics)
+    def sync(self, topic: str) -> None:
+        if topic in self.shards.logs:
+            self.shards.sync(topic)
+
+    @rule(topic=topics, share=st.floats(0, 1))
+    def evict(self, topic: str, share: float) -> None:
+        log = self.shards.logs.get(topic)
+        if log is not None:
+            self.shards.evict(topic, 1 + int(log.pushed * share))
+
+    @rule(topic=topics, again=st.booleans())
+    def delete(self, topic: str, again: bool) -> None:
+        if topic in self.shards.logs:
+            self.shards.push(topic)
+            self.shards.delete(topic)
+            if again:
+                self.shards.create(topic)
+
+    # --- messages ---------------------------------------------------------------------------------------
+
+    @rule()
+    def settle(self) -> None:
+        self.shards.settle()
+
+    @rule(shard=st.integers(0, 1), count=st.integers(1, 4))
+    def serve(self, shard: int, count: int) -> None:
+        self.shards.serve(shard, count)
+
+    @rule(shard=st.integers(0, 1), count=st.integers(1, 4))
+    def arrive(self, shard: int, count: int) -> None:
+        self.shards.arrive(shard, count)
+
+    @rule(shard=st.integers(0, 1), back=st.booleans())
+    def restart(self, shard: int, back: bool) -> None:
+        if self.shards.links[shard].up:
+            self.shards.link_down(shard)
+        if back:
+            self.shards.link_up(shard)
+
+    @rule(seconds=st.sampled_from([0.5, 6.0]))
+    def pass_time(self, seconds: float) -> None:
+        self.harness.pass_time(seconds)
+
+    # --- clients ----------------------------------------------------------------------------------------
+
+    @rule(name=watches)
+    def connect(self, name: str) -> None:
+        if self.clients[name] is not None or self.books[name].ended:
+            return
+        headers = {} if (last := self.books[name].last_id) is None else {"last-event-id": last}
+        exchange = self.harness.call("GET", f"/v0/watch/{self.wids[name]}", headers=headers)
+        if exchange.stream is None:
+            # The session ended while the client was away: all its topics were deleted.
+            assert exchange.response is not None and exchange.response.status == 404 and name == "single"
+            self.books[name].ended = True
+            return
+        client = self.clients[name] = Client(exchange.stream)
+        client.parser = SseParser(last_id=last or "")
+
+    @rule(name=watches)
+    def block(self, name: str) -> None:
+        if (client := self.clients[name]) is not None:
+            client.block()
+
+    @rule(name=watches)
+    def unblock(self, name: str) -> None:
+        if (client := self.clients[name]) is not None:
+            client.unblock()
+
+    @rule(name=watches, received=st.integers(0, 3), reset=st.booleans(), back=st.booleans())
+    def vanish(self, name: str, received: int, reset: bool, back: bool) -> None:
+        """The client gets only a part of what was sent, perhaps half a frame at the end."""
+        client = self.clients[name]
+        if client is None:
+            return
+        lost = client.stream.frames[received:]
+        del client.stream.frames[received:]
+        if lost and reset:
+            client.stream.frames.append(lost[0][: len(lost[0]) // 2])
+        self.books[name].take(client.take())
+        client.vanish()
+        self.clients[name] = None
+        if client.stream.ended and not lost:
+            self.books[name].ended = self.wids[name] not in self.harness.hub.sessions
+        if back:
+            self.connect(name)
+
+    @rule(name=watches)
+    def read(self, name: str) -> None:
+        if (client := self.clients[name]) is not None:
+            self.books[name].take(client.take())
+            if client.stream.ended:
+                self.clients[name] = None
+                self.books[name].ended = self.wids[name] not in self.harness.hub.sessions
+
+    # --- what must hold ---------------------------------------------------------------------------------
+
+    @invariant()
+    def nothing_is_queued_for_a_stream(self) -> None:
+        if not hasattr(self, "harness"):
+            return
+        for session in self.harness.hub.sessions.values():
+            assert len(session._notes) <= 2 * len(TOPICS) + 3
+
+    def teardown(self) -> None:
+        if not hasattr(self, "harness"):
+            return
+        for link in self.shards.links:
+            if not link.up:
+                self.shards.link_up(link.shard)
+        for topic in self.shards.logs:
+            self.shards.push(topic)
+            self.shards.sync(topic)
+        for name in WATCHES:
+            self.connect(name)
+            self.unblock(name)
+        for _ in range(3):
+            self.shards.settle()
+            self.harness.pass_time(1.5)
+        self.shards.settle()
+        for name in WATCHES:
+            client = self.clients[name]
+            if client is not None:
+                self.books[name].take(client.take())
+                if not client.stream.ended:
+                    self._check(name)
+
+    def _check(self, name: str) -> None:
+        books = self.books[name]
+        body = WATCHES[name]
+        for topic, log in self.shards.logs.items():
+            named = topic in body["topics"]  # type: ignore[operator]
+            if not named and not ("prefixes" in body and topic.startswith("p")):
+                continue
+            got, lost = books.got.get(topic, []), books.lost.get(topic, set())
+            mine = {
+                seq
+                for seq, node in enumerate(log.nodes, 1)
+                if node is not None and node == books._hidden_node
+            }
+            expected = [seq for seq in range(1, log.head + 1) if seq not in lost and seq not in mine]
+            assert got == expected, (name, topic, got, expected)
+            assert books.place.get(topic, 0) == log.head
+
+
+TestWatch = WatchMachine.TestCase
+TestWatch.settings = settings(max_examples=200, stateful_step_count=50)
