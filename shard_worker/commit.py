@@ -177,14 +177,21 @@ class Committer:
             else:
                 self._apply(pending)
                 done.append(pending)
+        if self._group:
+            self.commit(now_ms)  # floors that the group has moved, see `_apply`
         for pending in done:
             pending.answer(timings)
 
     def _apply(self, pending: Pending) -> None:
+        topic = pending.topic
+        floor = topic.floor if topic is not None and topic.evicts_for_residents else None
         pending.apply(self._state)
         self._settled(pending)
-        if pending.topic is not None:
-            self.changed.add(pending.topic)
+        if topic is not None:
+            self.changed.add(topic)
+            if floor is not None and topic.floor > floor:
+                fact = Watermark(floor=topic.floor, reason=topic.reason)
+                self.stage_control(PendingControl(fact, topic, topic.last_ts))
 
     def _settled(self, pending: Pending) -> None:
         if (

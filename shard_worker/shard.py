@@ -82,18 +82,11 @@ def _begin_session(engine: Engine, recovered: Recovered, boot_id: str) -> None:
     power_lost = not recovered.clean and recovered.state.boot_id != boot_id
     for topic in list(recovered.state.catalog.by_id.values()):
         ephemeral = topic.config.durability == "ephemeral"
-        hole = None
         if topic.reserved > topic.head and not recovered.clean and (power_lost or ephemeral):
             # Seqs up to the reservation may have been handed out, and then lost: never hand them out again.
             hole = Hole(topic.head + 1, topic.reserved, REASON_MIXED)
-        last = topic.head if hole is None else hole.last
-        # Written down: the topic may stop being ephemeral, and what is lost must not come back with a replay then.
-        floor = last + 1 if ephemeral and topic.floor <= last else None
-        if hole is not None or floor is not None:
-            fact = Watermark(floor=floor, reason=None if floor is None else REASON_MIXED, hole=hole)
-            engine.commits.stage_control(PendingControl(fact, topic, now_ms))
+            engine.commits.stage_control(PendingControl(Watermark(hole=hole), topic, now_ms))
             engine.commits.commit(now_ms)
-        if hole is not None:
             # On a full disk the frame was refused. The seqs are taken all the same, and the next write, wherever
             # it stands in the log, says so again.
             topic.apply_hole(hole)

@@ -143,6 +143,12 @@ class Topic:
         return self.config if self.staged_config is None else self.staged_config
 
     @property
+    def evicts_for_residents(self) -> bool:
+        """Are its oldest records stored, and others in memory only? Then replay would not evict what we do."""
+        hot = self.hot
+        return bool(self.resident) and (bool(self.runs) or (len(hot) > 0 and hot.lsn[hot.start] != IN_MEMORY))
+
+    @property
     def earliest(self) -> int:
         return self.live_from if self.count else self.head + 1
 

@@ -25,6 +25,13 @@ def topic_to_snapshot(topic: Topic, *, clean: bool) -> SnapTopic:
         _with_holes(topic, lost) if lost else (topic.holes, topic.deleted, topic.live_from)
     )
     dedupe = topic.dedupe.entries() if topic.dedupe is not None else []
+    if lost:
+        # With the records go their keys: a client that tries again must not be told that it is done.
+        dedupe = [
+            (key, held)
+            for key, held in dedupe
+            if not any(hole.first <= held.first <= hole.last for hole in lost)
+        ]
     return SnapTopic(
         id=topic.id,
         name=topic.name,

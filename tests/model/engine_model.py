@@ -229,6 +229,12 @@ class Append:
     recs: list[Rec]
     idem: str | None = None
 
+    def vanish(self, shard: ShardModel) -> None:
+        """As replay sees records that were in memory only: seqs that were given out, and are gone."""
+        topic = shard.topics.get(self.incarnation)
+        if topic is not None:
+            topic.lose(self.recs[-1].seq)
+
     def apply(self, shard: ShardModel) -> int:
         topic = shard.topics.get(self.incarnation)
         if topic is not None:

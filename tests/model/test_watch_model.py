@@ -178,6 +178,9 @@ class WatchMachine(RuleBasedStateMachine):
         client = self.clients[name]
         if client is None:
             return
+        if self.books[name].last_id is None:
+            # Without a Last-Event-ID the session's own cursor counts, and that is what was sent.
+            self.read(name)
         lost = client.stream.frames[received:]
         del client.stream.frames[received:]
         if lost and reset:

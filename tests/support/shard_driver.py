@@ -221,6 +221,7 @@ class ShardDriver:
             self._run_sync()
         job, self._sync_job = self._sync_job, None
         self.engine.finish_sync(job)
+        self.commit()  # as the worker ends every turn
 
     def settle(self) -> None:
         """Until nothing is in flight."""

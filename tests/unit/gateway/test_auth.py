@@ -20,6 +20,13 @@ MATRIX = [
     ("POST", "/v0/topics/a-1/diff", {"read"}, b"{}"),
     ("GET", "/v0/topics/a-1/records", {"read"}, b""),
     ("POST", "/v0/topics/a-1/delete", {"delete"}, b'{"before_seq":1}'),
+    ("POST", "/v0/topics/a-1/claim", {"read", "write"}, b'{"node":"n"}'),
+    ("POST", "/v0/topics/a-1/ack", {"write"}, b'{"node":"n","seqs":[1]}'),
+    ("POST", "/v0/topics/a-1/nack", {"write"}, b'{"node":"n","seqs":[1]}'),
+    ("POST", "/v0/topics/a-1/extend", {"write"}, b'{"node":"n","seqs":[1],"lease_ms":1}'),
+    ("GET", "/v0/topics/a-1/leases", {"read"}, b""),
+    ("POST", "/v0/topics/a-1/redrive", {"write", "delete"}, b'{"from":"a-1-dead"}'),
+    ("GET", "/v0/topics/a-1/work?node=n", {"read", "write"}, b""),
     ("GET", "/v0/metrics", {"read"}, b""),
     ("GET", "/v0/health", set(), b""),
     ("GET", "/healthz", set(), b""),
@@ -32,7 +39,7 @@ BEARER = {"authorization": "Bearer secret"}
 
 
 def test_the_matrix_names_every_route() -> None:
-    listed = {(method, path.replace("a-1", ":name")) for method, path, _, _ in MATRIX}
+    listed = {(method, path.partition("?")[0].replace("a-1", ":name")) for method, path, _, _ in MATRIX}
     assert listed == {(route.method, route.path) for route in ApiHarness().api.router.routes}
 
 
@@ -133,7 +140,9 @@ def test_h06_names_in_bodies_are_checked() -> None:
     assert harness.call("PUT", "/v0/topics/a-1", escaped, BEARER).status == 403
     write = b'{"records":[{"data":1}],"config":{"dead_letter":"b-dead"}}'
     assert harness.call("POST", "/v0/topics/a-1", write, BEARER).status == 403
+    assert harness.call("POST", "/v0/topics/a-1/redrive", b'{"from":"b-dead"}', BEARER).status == 403
     assert not harness.shards.asked
+    assert harness.call("POST", "/v0/topics/a-1/redrive", b'{"from":"a-dead"}', BEARER).status == 200
     assert harness.call("PUT", "/v0/topics/a-1", b'{"dead_letter":"a-dead"}', BEARER).status == 200
     assert harness.call("PUT", "/v0/topics/a-1", b'{"dead_letter":null}', BEARER).status == 200
     assert ApiHarness(api_keys="secret").call("PUT", "/v0/topics/a-1", foreign, BEARER).status == 200
