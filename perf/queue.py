@@ -5,9 +5,9 @@ never empty when somebody claims, and what is measured is the three calls, not h
 up all the time and measured in turns; the load generator is one process on the same machine, the same for all of them,
 and its share of a core is shown. Compare within one run only.
 
-Durability is about alike: topicsd `disk` (in the log when acked, synced every 200 ms), Redis `appendfsync everysec`, NATS
-file storage (synced every 2 minutes by default). Redis keeps its acked entries, the other two delete them. Its batches are pipelined
-XADDs; those of NATS are as many confirmed publishes and acks.
+Durability is about alike: topicsd `disk` (in the log when acked, synced every 200 ms), Redis `appendfsync everysec`,
+NATS file storage (synced every 2 minutes by default). Redis keeps its acked entries, the other two delete them. Batches
+of Redis are pipelined XADDs; those of NATS are as many confirmed publishes and acks.
 """
 
 from __future__ import annotations

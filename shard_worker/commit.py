@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Sequence
+from itertools import islice
 
 from shard_worker.core.shard_state import ShardState
 from shard_worker.core.topic import Topic
@@ -19,9 +20,10 @@ from shard_worker.disk.wal import SyncJob, Wal
 from shard_worker.pending import AnswerBuilder, Barrier, Pending, PendingAppend, PendingControl, PendingImport
 from shard_worker.request import Request, Timings
 from shared.control_frames import Synced, Watermark, encode_control
-from shared.errors import ReadOnlyShard, ShardUnavailable, Throttled, TopicsError
+from shared.errors import DiskFault, ReadOnlyShard, ShardUnavailable, Throttled, TopicsError
 from shared.frame import Kind
 from shared.limits import (
+    RELEASES_PER_TICK,
     RESERVE_IDLE_MS,
     RETRY_AFTER_DEFAULT_MS,
     SEQ_RESERVE_MAX,
@@ -50,6 +52,7 @@ class Committer:
         self._waiting_bytes = 0
         self._raised: list[tuple[Topic, int]] = []  # reservations that the next sync makes durable
         self._raised_syncing: list[tuple[Topic, int]] = []
+        self._raised_from: list[tuple[Topic, int]] = []  # what the raises of this group replaced
         self._reserving: dict[Topic, None] = {}  # topics that hold a reservation, oldest write first
         self._keyed: dict[
             tuple[int, str], PendingAppend
@@ -105,11 +108,8 @@ class Committer:
         if topic.reserved > topic.reserved_synced:
             # The last raise is not even synced: this topic is fast, take larger steps.
             room = min(SEQ_RESERVE_MAX, max(room, 4 * (topic.reserved - topic.reserved_synced)))
-        topic.reserved = last + room
-        self._raised.append((topic, topic.reserved))
-        self._reserving.pop(topic, None)
-        self._reserving[topic] = None
-        if topic.config.durability == "ephemeral":
+        self._raise(topic, last + room)
+        if topic.planned_config.durability == "ephemeral":
             self.stage_control(PendingControl(Watermark(reserve=topic.reserved), topic, ts))
 
     def stage_control(self, pending: PendingControl, *, gated: bool = False) -> None:
@@ -126,9 +126,14 @@ class Committer:
     def reserve_on_create(self, topic: Topic) -> None:
         """The create frame carries the first reservation; it is synced before anyone hears of the topic."""
         if topic.config.durability != "fsync":
-            topic.reserved = SEQ_RESERVE_MIN
-            self._raised.append((topic, topic.reserved))
-            self._reserving[topic] = None
+            self._raise(topic, SEQ_RESERVE_MIN)
+
+    def _raise(self, topic: Topic, reserved: int) -> None:
+        self._raised_from.append((topic, topic.reserved))
+        topic.reserved = reserved
+        self._raised.append((topic, reserved))
+        self._reserving.pop(topic, None)
+        self._reserving[topic] = None
 
     def _stage_frame(
         self, kind: int, flags: int, topic_id: int, ts: int, body: bytes | Sequence[bytes]
@@ -168,6 +173,7 @@ class Committer:
             except OSError as err:
                 self._fail(group, err)
                 return
+        self._raised_from.clear()
         timings: Timings = {"wal_append_ms": round((self._clock() - started) * 1000, 3), "fsync_ms": 0}
         done = []
         for pending in group:
@@ -185,7 +191,11 @@ class Committer:
     def _apply(self, pending: Pending) -> None:
         topic = pending.topic
         floor = topic.floor if topic is not None and topic.evicts_for_residents else None
-        pending.apply(self._state)
+        try:
+            pending.apply(self._state)
+        except TopicsError as err:
+            # The log has the frame and we could not follow it. Exit; replay brings both together again.
+            raise DiskFault(path=self._wal.directory, operation="apply a frame", reason=str(err)) from err
         self._settled(pending)
         if topic is not None:
             self.changed.add(topic)
@@ -215,9 +225,10 @@ class Committer:
             )
         # A SYNCED frame or a reservation that was staged with the group is not in the log: stage them anew.
         self._marked = 0
-        for topic, _ in self._raised:
-            topic.reserved = topic.reserved_synced
-        self._raised.clear()
+        del self._raised[len(self._raised) - len(self._raised_from) :]
+        for topic, before in reversed(self._raised_from):
+            topic.reserved = before
+        self._raised_from.clear()
         for pending in reversed(group):
             if pending.gated and pending.topic is not None:
                 pending.topic.gated -= 1
@@ -237,6 +248,11 @@ class Committer:
         return self._wal.unsynced and now_ms - self.last_sync_ms >= self._settings.sync_interval_ms
 
     @property
+    def staged(self) -> bool:
+        """Is there a group to commit?"""
+        return bool(self._group)
+
+    @property
     def waiting(self) -> int:
         """Frames that wait for a sync."""
         return len(self._waiting) + len(self._syncing)
@@ -247,7 +263,7 @@ class Committer:
 
     def oldest_unapplied(self) -> int:
         """Where a replay must begin so that it meets every frame that is not applied yet."""
-        waiting = [pending.lsn for pending in (*self._syncing, *self._waiting) if pending.lsn]
+        waiting = [pending.lsn for pending in (*self._syncing, *self._waiting, *self._group) if pending.lsn]
         return min(waiting, default=self._wal.end)
 
     def begin_sync(self, now_ms: int) -> SyncJob:
@@ -280,13 +296,13 @@ class Committer:
             return
         # A raise that waits for its sync would count as durable afterwards, although the log took it back.
         raised = {topic for topic, _ in (*self._raised, *self._raised_syncing)} if self._reserving else set()
-        for topic in list(self._reserving):
-            if now_ms - topic.staged_ts < RESERVE_IDLE_MS:
-                break
-            if topic.gated or topic.staged_head != topic.head or topic in raised:
-                continue
+        for topic in list(islice(self._reserving, RELEASES_PER_TICK)):
             del self._reserving[topic]
             if topic.id not in self._state.catalog.by_id:
+                continue
+            busy = now_ms - topic.staged_ts < RESERVE_IDLE_MS
+            if busy or topic.gated or topic.staged_head != topic.head or topic in raised:
+                self._reserving[topic] = None  # at the end: everyone is looked at in turn
                 continue
             topic.reserved_synced = topic.head
             self.stage_control(PendingControl(Watermark(reserve=topic.head), topic, now_ms))

@@ -85,6 +85,8 @@ class Engine:
         self.settings = settings
         self.shard = shard
         self._wall_ms = wall_ms
+        self._clock = clock
+        self._anchor_ms, self._anchor_at = 0, clock()
         self.commits = Committer(wal, state, settings, shard, clock)
         self._polls = LongPolls()
         self.counters = EngineCounters()
@@ -105,8 +107,17 @@ class Engine:
         self._handlers |= self.queues.handlers() | self.moves.handlers()
 
     def now_ms(self) -> int:
-        """The time, never earlier than any time this shard has written down."""
-        return max(self._wall_ms(), self.state.clock_ms)
+        """The time, never earlier than any time this shard has written down, and never standing still.
+
+        When the wall clock is set back, time goes on from where it was at the pace of the steady clock: leases run
+        out and syncs come due all the same.
+        """
+        steady = self._clock()
+        now_ms = max(self._wall_ms(), self._anchor_ms + int((steady - self._anchor_at) * 1000))
+        now_ms = max(now_ms, self.state.clock_ms)
+        if now_ms > self._anchor_ms:
+            self._anchor_ms, self._anchor_at = now_ms, steady
+        return now_ms
 
     # --- turns ------------------------------------------------------------------------------------------
 
@@ -125,6 +136,10 @@ class Engine:
         now_ms = self.now_ms()
         self.commits.commit(now_ms)
         self._wake_readers(now_ms)
+        while self.commits.staged:
+            # Whoever was woken may have written something down: leases, floors, dead letters.
+            self.commits.commit(now_ms)
+            self._wake_readers(now_ms)
 
     def sync_due(self) -> bool:
         return self.commits.sync_due(self.now_ms())
@@ -196,11 +211,12 @@ class Engine:
         first = topic.staged_head + 1 if topic is not None else 1
         batch = encode_batch(write, len(request.body), first, ts, self.settings)
         self.check_caps(config, topic, batch, name)
+        marks = job_marks(write, ts) if config.type == "queue" else ()
+        if idem is not None:
+            self._check_room_for_key(topic, now_ms)
         created = topic is None
         if topic is None:
             topic = self.stage_create(name, config, now_ms)
-        self._make_room_for_key(topic, idem)
-        marks = job_marks(write, ts) if topic.config.type == "queue" else ()
         extra = AppendExtra(idem, None, marks) if idem is not None or marks else NO_EXTRA
         pending = PendingAppend(request, topic, batch, first, ts, 0, extra, created)
         self.commits.stage_append(pending)
@@ -234,10 +250,12 @@ class Engine:
         answer_write(request, topic, found.first, found.records, False, True, {})
         return True
 
-    def _make_room_for_key(self, topic: Topic, idem: str | None) -> None:
-        if idem is not None and self.state.dedupe_keys >= DEDUPE_MAX_KEYS_PER_SHARD and topic.dedupe:
-            topic.dedupe.forget_oldest()
-            self.state.dedupe_keys -= 1
+    def _check_room_for_key(self, topic: Topic | None, now_ms: int) -> None:
+        """A key that could not be remembered for its whole window is refused: forgetting another would double it."""
+        if topic is not None:
+            self.state.expire_keys(topic, now_ms)
+        if self.state.dedupe_keys >= DEDUPE_MAX_KEYS_PER_SHARD:
+            raise Throttled(limit="idempotency_keys", max=DEDUPE_MAX_KEYS_PER_SHARD)
 
     def check_caps(self, config: TopicConfig, topic: Topic | None, batch: Batch, name: str) -> None:
         """`topic` must be swept: what has expired does not count."""
@@ -252,7 +270,7 @@ class Engine:
             total = topic.bytes + topic.pending_bytes + size
             if 0 < config.cap_records < records or 0 < config.cap_bytes < total:
                 raise TopicFull(topic=name)
-        if config.durability == "ephemeral" and self.state.resident_bytes() + size > EPHEMERAL_MAX_BYTES:
+        if config.durability == "ephemeral" and self.state.resident_bytes + size > EPHEMERAL_MAX_BYTES:
             raise Throttled(limit="ephemeral_bytes", max=EPHEMERAL_MAX_BYTES)
 
     def stage_create(self, name: str, config: TopicConfig, now_ms: int) -> Topic:
@@ -414,6 +432,7 @@ class Engine:
 
     def sweep(self, topic: Topic, now_ms: int) -> None:
         """Let go of what has expired, so that counts are those of live records."""
+        self.state.expire_keys(topic, now_ms)
         if topic.config.ttl_ms:
             floor = topic.expired_floor(now_ms, self.state.source)
             if floor > topic.floor:

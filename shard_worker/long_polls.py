@@ -41,8 +41,8 @@ class LongPolls:
         heappush(self._by_deadline, (waiting.deadline_ms, self._serial, waiting))
         self._by_request[id(waiting.request.sink), waiting.request.id] = waiting
         if waiting.topic.waiters is None:
-            waiting.topic.waiters = []
-        waiting.topic.waiters.append(waiting)
+            waiting.topic.waiters = {}
+        waiting.topic.waiters[waiting] = None
 
     def take(self, topic: Topic) -> list[Waiting]:
         """All that wait for this topic; they are not waiting any more."""
@@ -97,4 +97,6 @@ class LongPolls:
 
     def _leave_topic(self, waiting: Waiting) -> None:
         if waiting.topic.waiters is not None:
-            waiting.topic.waiters = [other for other in waiting.topic.waiters if other is not waiting] or None
+            waiting.topic.waiters.pop(waiting, None)
+            if not waiting.topic.waiters:
+                waiting.topic.waiters = None

@@ -173,8 +173,8 @@ class Maintenance:
             return self._try_snapshot()
         if len(engine.wal.files) > WAL_MAX_FILES_BEFORE_SEAL:
             self._mark_oldest_file()
-        if self.due:
-            return self._seal_job()
+        if self.due and (seal := self._seal_job()) is not None:
+            return seal
         if engine.wal.counters.bytes - self._bytes_at_snapshot >= SNAPSHOT_EVERY_WAL_BYTES:
             return self._try_snapshot()
         return self._relocate_job()
@@ -245,11 +245,14 @@ class Maintenance:
             if self._writer is None:
                 self._begin_snapshot()
             return self._step_snapshot()
-        except OSError as err:
+        except (
+            OSError,
+            ValueError,
+        ) as err:  # ValueError: the state of one topic is larger than a frame can be
             self._snapshot_failed(err)
             return None
 
-    def _snapshot_failed(self, error: OSError | DataDamage) -> None:
+    def _snapshot_failed(self, error: OSError | ValueError | DataDamage) -> None:
         """The old one stays and the log is not trimmed. Tried again, but not before some more is written."""
         self._note_failure("snapshot", error)
         if self._writer is not None:
@@ -275,7 +278,8 @@ class Maintenance:
     @property
     def stepping(self) -> bool:
         """Is a snapshot being written in slices, so that `next_job` should be called again soon?"""
-        return self._writer is not None and not self._writer.completed
+        writing = self._writer is not None and not self._writer.completed
+        return writing and self._engine.commits.read_only is None
 
     def snapshot_now(self, *, clean: bool) -> None:
         """A whole snapshot at once, at shutdown: nothing may be in flight. Without it the next start replays more."""
@@ -296,7 +300,7 @@ class Maintenance:
             self._writer = None
             job = writer.job()
             job.run()
-        except OSError as err:
+        except (OSError, ValueError) as err:
             self._snapshot_failed(err)
         else:
             self.finish(job)

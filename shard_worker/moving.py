@@ -17,6 +17,7 @@ from shard_worker.disk.record_store import segment_file_name
 from shard_worker.pending import PendingControl, PendingImport
 from shard_worker.shard import Shard
 from shared.control_frames import Sealed, TopicDeleted
+from shared.errors import DiskFault
 from shared.io.durable_fs import FileSystem
 from shared.limits import MOVE_PASS_TOPICS, SEAL_PASS_MAX_BYTES
 from shared.segment_writer import SegmentBuilder, SegmentTopic
@@ -49,6 +50,15 @@ def _move_pass(fs: FileSystem, source: Shard, target: Shard, topics: list[Topic]
     for topic in topics:
         source.engine.commits.stage_control(PendingControl(TopicDeleted(), topic, now_ms))
     source.engine.sync_now()
+    _insist(source, not any(topic.id in source.engine.state.catalog.by_id for topic in topics))
+
+
+def _insist(shard: Shard, written: bool) -> None:
+    """A log that refuses a frame (a full disk) must stop the move: what comes next relies on it."""
+    if not written:
+        raise DiskFault(
+            path=shard.engine.wal.directory, operation="move topics", reason="the log took no more"
+        )
 
 
 def _is_there(target: Shard, topic: Topic) -> bool:
@@ -70,6 +80,7 @@ def _import(fs: FileSystem, source: Shard, target: Shard, topics: list[Topic]) -
     if sealed is not None:
         engine.commits.stage_control(PendingControl(replace(sealed, topics=()), None, now_ms))
         engine.commit()
+        _insist(target, segment in engine.state.segments)
     runs = {share.topic_id: share for share in sealed.topics} if sealed is not None else {}
     for topic, topic_id in new_ids.items():
         stored = topic_to_snapshot(topic, clean=True)
@@ -79,6 +90,7 @@ def _import(fs: FileSystem, source: Shard, target: Shard, topics: list[Topic]) -
             run = (SealedRun(segment, share.first, share.last, share.count, stored.json_bytes, share.max_ts),)
         engine.commits.stage_import(PendingImport(_as_imported(stored, topic_id, run), now_ms))
     engine.sync_now()
+    _insist(target, all(topic_id in engine.state.catalog.by_id for topic_id in new_ids.values()))
 
 
 def _as_imported(stored: SnapTopic, topic_id: int, run: tuple[SealedRun, ...]) -> SnapTopic:

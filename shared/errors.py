@@ -380,6 +380,22 @@ class CorruptSegment(DataDamage):
     code = "corrupt_segment"
 
 
+class OutOfDescriptors(CorruptSegment):
+    """A segment could not be opened because this process has too many files open: our shortage, not damage.
+
+    Among the damages, because whoever can go on without looking into a damaged block can go on here, too.
+    """
+
+    status_hint, retry = 503, Retry.LATER
+
+    def __init__(self, *, path: str) -> None:
+        super().__init__(path=path, reason="this process has no file descriptor left")
+        self.retry_after_ms = 1000
+
+    def public(self) -> tuple[str, str, Detail | None]:
+        return "shard_unavailable", "the shard is short of file descriptors; try again", None
+
+
 class CorruptSnapshot(DataDamage):
     code = "corrupt_snapshot"
 

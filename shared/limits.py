@@ -19,7 +19,7 @@ LINK_MAX_FRAME_BYTES: Final = 96 * MiB
 """Bytes of one frame on a Unix-socket link; a longer one is a protocol error and ends the link.
 Holds the largest body a setting allows (MAX_BODY_BYTES_CEILING) plus envelopes and answers."""
 
-LINK_CREDITS: Final = 4096
+LINK_CREDITS: Final = 16_384
 """Requests in flight per link; the sender answers 429 itself rather than queue beyond it."""
 
 MAX_BODY_BYTES_CEILING: Final = 80 * MiB
@@ -221,3 +221,12 @@ WEBSOCKET_UNSENT_MAX: Final = 256
 
 SEGMENT_MAX_OPEN_FILES: Final = 256
 """Segment files that one worker keeps open; beyond it the least recently used is closed."""
+
+RELEASES_PER_TICK: Final = 1000
+"""Topics that are asked in one tick whether they can give their reserved seqs back."""
+
+MOVED_IDENTITIES_MAX: Final = 10_000
+"""Identities of moved records that a topic remembers, so that a repeated move appends nothing; the oldest go first."""
+
+LINK_TURN_MAX_BYTES: Final = 16 * MiB
+"""Bytes of answers to one link in one turn; requests beyond that wait for the next turn."""

@@ -19,7 +19,7 @@ from typing import Final
 import trio
 
 from shard_worker.disk.dir_lock import DirectoryLocked, DirLock
-from shared.errors import BadSetting, DataDamage
+from shared.errors import BadSetting, DataDamage, DiskFault
 from shared.io.child_channel import HEARTBEAT_S, Boot
 from shared.io.durable_fs import FileSystem, RealFileSystem
 from shared.settings import SETTINGS, Settings
@@ -112,7 +112,7 @@ class Supervisor:
             self._socket_dir = make_socket_dir(data_dir)
         except DirectoryLocked as err:
             raise StartRefused(Exit.LOCKED, str(err)) from err
-        except DataDamage as err:
+        except (DataDamage, DiskFault) as err:
             raise StartRefused(Exit.UNUSABLE_STORE, f"topics cannot be moved to other shards: {err}") from err
         except OSError as err:
             message = f"data_dir: {err.filename or data_dir} cannot be used: {err.strerror}"

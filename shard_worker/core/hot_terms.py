@@ -41,5 +41,5 @@ class HotTerms:
             if held.startswith(value):
                 yield from seqs
 
-    def stale(self, hot_entries: int) -> bool:
-        return self._records > 2 * hot_entries + _MIN_SLACK
+    def stale(self, hot_records: int) -> bool:
+        return self._records > 2 * hot_records + _MIN_SLACK

@@ -125,6 +125,14 @@ class LeaseQueue:
                 self._waiting -= 1
                 self._make_ready(seq, job)
 
+    def in_step(self, topic: Topic) -> bool:
+        """Has every removal from the topic been taken in?"""
+        return self._seen_removals == topic.removals
+
+    def keep_step(self, topic: Topic) -> None:
+        """The last removals were this queue's own: no need to look through all jobs for them."""
+        self._seen_removals = topic.removals
+
     def next_change_ms(self) -> int | None:
         """When a job may become ready by itself."""
         times = [heap[0][0] for heap in (self._leases, self._delayed) if heap]

@@ -31,6 +31,7 @@ from shared.control_frames import (
     TopicDeleted,
     Watermark,
 )
+from shared.limits import MOVED_IDENTITIES_MAX
 from shared.match import Match
 from shared.snapshot_items import SnapTopic
 from shared.wal_format import NO_EXTRA, AppendExtra
@@ -75,7 +76,7 @@ class ShardState:
         self.dedupe_keys = 0
         self.live_bytes = 0  # of all topics together
         self.evicted = 0  # records lost to caps and TTL since this process started
-        self.resident_topics: list[Topic] = []
+        self.resident_bytes = 0  # of batches that are in memory only
         self.files: dict[int, set[int]] = {}  # log file -> ids of the topics with hot records in it
         self.source: PieceSource  # set by the shell once it can read files
 
@@ -101,9 +102,10 @@ class ShardState:
             if topic.last_file != file_no:
                 topic.last_file = file_no
                 self.files.setdefault(file_no, set()).add(topic.id)
-        records, size_before = topic.count, topic.bytes
+        records, size_before, resident_before = topic.count, topic.bytes, topic.resident_bytes
         topic.apply_append(first, count, ts, json_lsn, size, flags, self.source)
         self.live_bytes += topic.bytes - size_before
+        self.resident_bytes += topic.resident_bytes - resident_before
         self.evicted += records + count - topic.count
         if reserved > topic.reserved:
             topic.reserved = reserved
@@ -117,6 +119,8 @@ class ShardState:
             self._remember(topic, extra.idem, first, count, ts)
         for mark in extra.moved:
             topic.moved[mark.identity] = first + mark.place
+        while len(topic.moved) > MOVED_IDENTITIES_MAX:
+            del topic.moved[next(iter(topic.moved))]
         if topic.queue is not None:
             for job in extra.jobs:
                 topic.queue.add(first + job.place, ts, JobSpec(job.deliver_at_ms, job.priority, job.group))
@@ -125,13 +129,16 @@ class ShardState:
         """The bytes of an ephemeral batch, in front of its `apply_append`."""
         if topic.resident is None:
             topic.resident = {}
-            self.resident_topics.append(topic)
         topic.resident[first] = Resident(json, columns)
         topic.resident_bytes += len(json) + len(columns)
+        self.resident_bytes += len(json) + len(columns)
 
-    def resident_bytes(self) -> int:
-        """Bytes of batches that are in memory only."""
-        return sum(topic.resident_bytes for topic in self.resident_topics)
+    def expire_keys(self, topic: Topic, now_ms: int) -> None:
+        """Forget idempotency keys past their window."""
+        if topic.dedupe is not None:
+            self.dedupe_keys -= topic.dedupe.expire(now_ms, topic.config.idempotency_window_ms)
+            if not len(topic.dedupe):
+                topic.dedupe = None
 
     def _remember(self, topic: Topic, key: str, first: int, count: int, ts: int) -> None:
         if topic.dedupe is None:
@@ -172,9 +179,10 @@ class ShardState:
         if topic is None or lsn <= topic.lsn:
             return 0
         topic.lsn = lsn
-        size_before = topic.bytes
+        size_before, resident_before = topic.bytes, topic.resident_bytes
         removed = self._apply_to(topic, fact, ts)
         self.live_bytes += topic.bytes - size_before
+        self.resident_bytes += topic.resident_bytes - resident_before
         return removed
 
     def _apply_to(self, topic: Topic, fact: Fact, ts: int) -> int:
@@ -199,6 +207,7 @@ class ShardState:
 
     def _apply_jobs(self, topic: Topic, fact: JobsLeased | JobsDone | JobsReleased, ts: int) -> None:
         queue = topic.queue
+        in_step = queue is not None and queue.in_step(topic)
         if isinstance(fact, JobsDone):
             topic.apply_remove(list(fact.seqs), self.source)
         if queue is None:
@@ -217,6 +226,8 @@ class ShardState:
                     queue.dead_lettered += len(fact.seqs)
                 for seq in fact.seqs:
                     queue.forget(seq)
+                if in_step:
+                    queue.keep_step(topic)
 
     def _apply_created(self, lsn: int, topic_id: int, fact: TopicCreated) -> None:
         if topic_id in self.catalog.by_id:
@@ -253,8 +264,7 @@ class ShardState:
             self.dedupe_keys -= len(topic.dedupe)
         self.catalog.hide(topic)
         self.live_bytes -= topic.bytes
-        if topic.resident is not None:
-            self.resident_topics.remove(topic)
+        self.resident_bytes -= topic.resident_bytes
 
     def _apply_watermark(self, topic: Topic, fact: Watermark) -> None:
         if fact.hole is not None:

@@ -126,7 +126,7 @@ class Topic:
         # Seqs up to `reserved` may be handed out without a sync; see docs/decisions/0003-sync-policy.md.
         self.reserved = 0
         self.reserved_synced = 0
-        self.waiters: list[object] | None = None
+        self.waiters: dict[object, None] | None = None
         self.queue: LeaseQueue | None = None  # of topics that are queues
         self.moved: dict[str, int] = {}  # records that came from another topic: identity there, seq here
         self.removals = 0  # counts up whenever records go, so that the queue knows when to look
@@ -260,6 +260,9 @@ class Topic:
         self._drop_below(floor, source)
         while self.holes and self.holes[0].last < floor:
             del self.holes[0]
+        if self.holes and self.holes[0].first < floor:
+            # Readers are told of the floor, then of holes that begin behind it.
+            self.holes[0] = self.holes[0]._replace(first=floor)
 
     def apply_loss(self, source: PieceSource) -> None:
         """All records are gone, as an ephemeral topic's are after a restart. Its seqs go on."""
@@ -594,5 +597,5 @@ class Topic:
             if self.resident is not None and entry.first in self.resident:
                 batch = self.resident.pop(entry.first)
                 self.resident_bytes -= len(batch.json) + len(batch.columns)
-        if self.terms is not None and self.terms.stale(len(self.hot)):
+        if self.terms is not None and self.terms.stale(sum(self.hot.count[self.hot.start :])):
             self.terms = None  # built anew from the hot part when the next delete asks

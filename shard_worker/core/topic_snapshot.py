@@ -69,9 +69,8 @@ def _more(topic: Topic) -> dict[str, object]:
     more: dict[str, object] = {}
     if topic.queue is not None:
         more["queue"] = topic.queue.to_snapshot()
-    moved = {identity: seq for identity, seq in topic.moved.items() if topic.is_live(seq)}
-    if moved:
-        more["moved"] = moved
+    if topic.moved:
+        more["moved"] = dict(topic.moved)
     return more
 
 

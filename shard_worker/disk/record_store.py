@@ -20,12 +20,12 @@ from shard_worker.core.shard_state import TIER_COLD, SegmentEntry, ShardState
 from shard_worker.disk.byte_cache import ByteCache
 from shard_worker.disk.wal import Wal
 from shared.columns import COLUMN_ENDS, Columns
-from shared.errors import CorruptFrame, CorruptSegment, ShardUnavailable
+from shared.errors import CorruptFrame, CorruptSegment, OutOfDescriptors
 from shared.format_errors import BadBytes, FormatError
 from shared.frame import FRAME_MAX_BYTES, Frame, decode_frame
 from shared.int_arrays import dump
 from shared.io.durable_fs import File, FileSystem
-from shared.limits import BLOCK_MAX_RECORDS, RETRY_AFTER_DEFAULT_MS, SEGMENT_MAX_OPEN_FILES
+from shared.limits import BLOCK_MAX_RECORDS, SEGMENT_MAX_OPEN_FILES
 from shared.segment_index import BlockEntry, SegmentIndex
 from shared.segment_reader import (
     read_block,
@@ -317,9 +317,7 @@ class RecordStore:
         except OSError as err:
             if err.errno in _OUT_OF_FILES:
                 # Our own shortage, not the file's fault.
-                raise ShardUnavailable(
-                    shard=self._shard, reason="out of file descriptors", retry_after_ms=RETRY_AFTER_DEFAULT_MS
-                ) from err
+                raise OutOfDescriptors(path=path) from err
             raise CorruptSegment(path=path, offset=None, reason=f"cannot be read: {err}") from err
 
     def _file(self, segment: int) -> File:

@@ -118,6 +118,10 @@ class Wal:
         return lsn_of(self._file_no, self._offset)
 
     @property
+    def directory(self) -> str:
+        return self._directory
+
+    @property
     def file_no(self) -> int:
         return self._file_no
 

@@ -7,6 +7,7 @@ ever more memory.
 
 from __future__ import annotations
 
+import os
 import socket
 from array import array
 from collections import deque
@@ -14,7 +15,7 @@ from collections.abc import Mapping
 
 from shard_worker.request import Extents
 from shard_worker.serve.served_files import ServedFiles
-from shared.limits import LINK_CREDITS, LINK_UNSENT_MAX_BYTES
+from shared.limits import LINK_CREDITS, LINK_TURN_MAX_BYTES, LINK_UNSENT_MAX_BYTES
 from shared.session import LinkState, ServerSession
 from shared.wire import (
     MAX_FDS_PER_FRAME,
@@ -26,6 +27,7 @@ from shared.wire import (
     LinkError,
     ServerMessage,
     Stats,
+    TopicAdvanced,
     TopicNotice,
 )
 from shared.wire import Request as WireRequest
@@ -47,6 +49,10 @@ class Link:
         self._fds: list[int] = []  # of the files announced in this turn
         self._unsent: deque[tuple[memoryview, list[int]]] = deque()
         self._unsent_bytes = 0
+        self._turn_bytes = 0  # of answers and pushes that leave with this turn
+        self.deferred: deque[WireRequest] = (
+            deque()
+        )  # requests that wait because their answers would be too much
         self._stats = (-1, -1)
 
     def __repr__(self) -> str:
@@ -104,15 +110,21 @@ class Link:
                 self._messages.append(Answer(id, status, body, timings, shown, tail))
                 return
         self._messages.append(Answer(id, status, body, timings))
+        self._turn_bytes += len(body)
 
     def _announce(self, files: set[int]) -> bool:
         """Hand over the descriptors the peer has not got yet; False if this turn's frame takes no more."""
         new = files - self._announced
         if not self.takes_files or len(self._fds) + len(new) > MAX_FDS_PER_FRAME:
             return False
-        for file in new:
+        try:
+            # Duplicates of our own: the worker may retire a file before this socket takes its descriptor.
+            fds = [(file, os.dup(self._files.descriptor(file))) for file in new]
+        except OSError:
+            return False  # out of descriptors: bytes will do
+        for file, fd in fds:
             self._messages.append(FileOpened(file))
-            self._fds.append(self._files.descriptor(file))
+            self._fds.append(fd)
             self._announced.add(file)
         return True
 
@@ -122,6 +134,11 @@ class Link:
             self._announced.discard(file)
 
     def notify(self, notice: TopicNotice) -> None:
+        if isinstance(notice, TopicAdvanced):
+            if self.full:
+                # A peer that does not keep up is told where things are, and reads them when it can.
+                notice = notice._replace(records=None)
+            self._turn_bytes += len(notice.records or b"")
         self._messages.append(notice)
 
     def drain(self) -> None:
@@ -138,12 +155,15 @@ class Link:
         if not self._messages:
             return
         messages, self._messages = self._messages, []
+        self._turn_bytes = 0
         fds, self._fds = self._fds, []
         self._send(self._session.encode(messages), fds)
 
     def _send(self, frame: bytes, fds: list[int]) -> None:
         self._unsent.append((memoryview(frame), fds))
         self._unsent_bytes += len(frame)
+        if self._unsent_bytes > 4 * LINK_UNSENT_MAX_BYTES:
+            raise LinkGone("the peer takes nothing any more")
         self.send_more()
 
     def send_more(self) -> None:
@@ -156,6 +176,8 @@ class Link:
             except OSError as err:
                 raise LinkGone(str(err)) from err
             self._unsent_bytes -= sent
+            if sent:
+                _close_all(fds)
             if sent == len(data):
                 self._unsent.popleft()
             else:
@@ -167,10 +189,22 @@ class Link:
         rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds).tobytes())
         return self.sock.sendmsg([data], [rights])
 
+    def close(self) -> None:
+        _close_all(self._fds)
+        for _, fds in self._unsent:
+            _close_all(fds)
+        self._unsent.clear()
+        self.sock.close()
+
     @property
     def blocked(self) -> bool:
         """Is anything waiting for the socket to take more?"""
         return bool(self._unsent)
+
+    @property
+    def full(self) -> bool:
+        """Have enough answers gathered for one turn?"""
+        return self._turn_bytes > LINK_TURN_MAX_BYTES or self.congested
 
     @property
     def congested(self) -> bool:
@@ -180,3 +214,8 @@ class Link:
     @property
     def in_flight(self) -> int:
         return self._session.in_flight
+
+
+def _close_all(fds: list[int]) -> None:
+    while fds:
+        os.close(fds.pop())

@@ -86,11 +86,12 @@ class TurnLoop:
         busy = 0
         while not self._stopped:
             events = self._epoll.poll(0)
-            if not events:
+            deferred = [link for link in self._links.values() if link.deferred and not link.full]
+            if not events and not deferred:
                 busy = 0
                 await self._wait()
                 continue
-            self._turn(events)
+            self._turn(events, deferred)
             busy += 1
             if busy >= TURNS_BEFORE_YIELD:
                 busy = 0
@@ -127,18 +128,23 @@ class TurnLoop:
                 if engine.wal.unsynced:
                     self._sync_wanted.set()
                 continue
-            engine.commit()
-            self._pushes.begin_sync()
-            job = engine.begin_sync()
-            started = time.perf_counter()
-            # Not abandoned on cancel: we could not say whether the group is durable.
-            await trio.to_thread.run_sync(job.run)
-            job.run_ms = (time.perf_counter() - started) * 1000
-            engine.finish_sync(job)
-            self._pushes.finish_sync()
+            # Not to be cancelled half-way: we could not say whether the group is durable.
+            with trio.CancelScope(shield=True):
+                await self._sync()
             if not engine.wal.unsynced:
                 self._sync_wanted = trio.Event()
             self._end_turn()
+
+    async def _sync(self) -> None:
+        engine = self._engine
+        engine.commit()
+        self._pushes.begin_sync()
+        job = engine.begin_sync()
+        started = time.perf_counter()
+        await trio.to_thread.run_sync(job.run)
+        job.run_ms = (time.perf_counter() - started) * 1000
+        engine.finish_sync(job)
+        self._pushes.finish_sync()
 
     async def _maintenance_loop(self) -> None:
         maintenance = self._shard.maintenance
@@ -169,25 +175,32 @@ class TurnLoop:
 
     # --- one turn ---------------------------------------------------------------------------------------
 
-    def _turn(self, events: list[tuple[int, int]]) -> None:
+    def _turn(self, events: list[tuple[int, int]], deferred: list[Link]) -> None:
+        for link in deferred:
+            self._serve_deferred(link)
         for fd, mask in events:
-            link = self._links.get(fd)
-            if link is None:
+            found = self._links.get(fd)
+            if found is None:
                 if fd == self._listener.fileno():
                     self._accept()
                 continue
             try:
                 if mask & select.EPOLLOUT:
-                    link.send_more()
+                    found.send_more()
                 if mask & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR):
-                    self._take(link)
+                    self._take(found)
             except LinkGone:
                 self._drop(fd)
         self._end_turn()
 
     def _take(self, link: Link) -> None:
-        for request in link.receive(*self._totals()):
-            self._submit(link, request)
+        link.deferred.extend(link.receive(*self._totals()))
+        self._serve_deferred(link)
+
+    def _serve_deferred(self, link: Link) -> None:
+        """Requests in order, as far as their answers fit into a turn."""
+        while link.deferred and not link.full:
+            self._submit(link, link.deferred.popleft())
 
     def _submit(self, link: Link, message: WireRequest) -> None:
         options = message.options
@@ -268,7 +281,7 @@ class TurnLoop:
         self._epoll.unregister(fd)
         self._engine.forget_sink(link)
         self._pushes.forget(link)
-        link.sock.close()
+        link.close()
 
     def _retire_files(self) -> None:
         retired = self._shard.maintenance.counters.retired_files

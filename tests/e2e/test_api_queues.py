@@ -67,7 +67,8 @@ def test_the_lease_of_the_queue_is_the_default_and_lengths_are_clamped(client: A
     queue.write(1, 2, 3)
     for asked, given in ((None, 7000), (1, 100), (10**12, 86_400_000)):
         before = now_ms()
-        (job,) = queue.claim(**({} if asked is None else {"lease_ms": asked}))
+        request: Json = {} if asked is None else {"lease_ms": asked}
+        (job,) = queue.claim("a", **request)
         assert before + given <= job["deadline"] <= now_ms() + given
 
 
@@ -381,15 +382,18 @@ def test_h05_an_http2_client_that_vanishes_takes_no_job(
 # --- division over a cohort -----------------------------------------------------------------------------------
 
 
+def claim_in_background(
+    stack: ExitStack, server: LiveServer, queue: Queue, node: str, **request: object
+) -> Background[list[Json]]:
+    own = Queue(stack.enter_context(server.client(queue.client.lane)), queue.name)
+    return Background(lambda: own.claim(node, **request))
+
+
 def test_claims_within_the_window_share_evenly(server: LiveServer, client: ApiClient) -> None:
-    queue = Queue(client, claim_jitter_ms=400)
+    queue = Queue(client, claim_jitter_ms=800)
     queue.write(*range(9))
     with ExitStack() as stack:
-        others = [stack.enter_context(server.client(client.lane)) for _ in range(3)]
-        claims = [
-            Background(lambda other=other, n=n: Queue(other, queue.name).claim(f"w{n}", max=9))
-            for n, other in enumerate(others)
-        ]
+        claims = [claim_in_background(stack, server, queue, f"w{n}", max=9) for n in range(3)]
         shares = [claim.result() for claim in claims]
     assert [len(share) for share in shares] == [3, 3, 3]
     assert sorted(job["data"] for share in shares for job in share) == list(range(9))
@@ -397,15 +401,10 @@ def test_claims_within_the_window_share_evenly(server: LiveServer, client: ApiCl
 
 
 def test_what_one_claim_does_not_want_goes_to_the_others(server: LiveServer, client: ApiClient) -> None:
-    queue = Queue(client, claim_jitter_ms=400)
+    queue = Queue(client, claim_jitter_ms=800)
     queue.write(*range(10))
     with ExitStack() as stack:
-        wants = (1, 100, 4)
-        others = [stack.enter_context(server.client(client.lane)) for _ in wants]
-        claims = [
-            Background(lambda other=other, want=want: Queue(other, queue.name).claim(f"w{want}", max=want))
-            for want, other in zip(wants, others, strict=True)
-        ]
+        claims = [claim_in_background(stack, server, queue, f"w{most}", max=most) for most in (1, 100, 4)]
         assert [len(claim.result()) for claim in claims] == [1, 5, 4]
 
 
@@ -414,15 +413,9 @@ def test_claims_that_wait_share_what_comes_whenever_they_came(server: LiveServer
     with ExitStack() as stack:
         claims = []
         for n in range(3):
-            other = stack.enter_context(server.client(client.lane))
-            claims.append(
-                Background(
-                    lambda other=other, n=n: Queue(other, queue.name).claim(f"w{n}", max=9, wait_ms=WAIT_MS)
-                )
-            )
-            # One window after the other.
-            wait_for(lambda n=n: waiting_claims(client) >= n + 1)
-            time.sleep(0.06)
+            claims.append(claim_in_background(stack, server, queue, f"w{n}", max=9, wait_ms=WAIT_MS))
+            wait_for(lambda: waiting_claims(client) >= len(claims))
+            time.sleep(0.06)  # one window after the other
         queue.write(*range(9))
         assert [len(claim.result()) for claim in claims] == [3, 3, 3]
 
@@ -537,15 +530,14 @@ def test_leases_are_listed_page_by_page(queue: Queue) -> None:
             "deliveries": 1,
             "deadline": job["deadline"],
         }
-    seen, cursor = [], ""
-    while True:
+    seen: list[int] = []
+    cursor: str | None = ""
+    while cursor is not None:
         page = queue.leases(f"?page_size=2&cursor={cursor}")
         assert len(page["leases"]) <= 2 and page["in_flight"] == 5
         seen += [lease["seq"] for lease in page["leases"]]
         cursor = page.get("next_cursor")
-        if cursor is None:
-            break
-        assert not cursor.isdecimal()
+        assert cursor is None or not cursor.isdecimal()
     assert seen == [1, 2, 3, 4, 5]
 
 

@@ -194,7 +194,6 @@ def test_streams_and_claims_of_one_window_share_evenly(server: LiveServer, clien
         streams = [stack.enter_context(queue.work(f"node=s{n}&max=20")).begin() for n in range(2)]
         other = stack.enter_context(server.client(client.lane))
         wait_for(lambda: waiting_claims(client) >= 2)
-        queue.client.put(queue.name, claim_jitter_ms=300)
         polls = Background(lambda: Queue(other, queue.name).claim("p", max=20, wait_ms=20_000))
         wait_for(lambda: waiting_claims(client) >= 3)
         time.sleep(0.35)  # all their windows are over
@@ -206,17 +205,17 @@ def test_streams_and_claims_of_one_window_share_evenly(server: LiveServer, clien
 
 
 def test_streams_that_ask_again_share_evenly(client: ApiClient) -> None:
-    queue = Queue(client, claim_jitter_ms=200)
-    queue.write(*range(12))
+    queue = Queue(client, claim_jitter_ms=50)
     with ExitStack() as stack:
-        streams = [stack.enter_context(queue.work(f"node=s{n}&max=6")) for n in range(3)]
-        taken = [[stream.begin().job(), *(stream.job() for _ in range(3))] for stream in streams]
-        assert queue.counts() == (0, 12, 0)
-        for n, jobs in enumerate(taken):
-            assert queue.ack(*jobs, node=f"s{n}")["acked"] == 4
-        wait_for(lambda: waiting_claims(client) >= 3)
-        queue.write(*range(6))
-        assert [[stream.job(), stream.job()] for stream in streams]
+        streams = [stack.enter_context(queue.work(f"node=s{n}&max=6")).begin() for n in range(3)]
+        for jobs_each in (4, 2):
+            wait_for(lambda: waiting_claims(client) >= 3)
+            time.sleep(0.1)  # their windows are over, and they wait
+            queue.write(*range(3 * jobs_each))
+            taken = [[stream.job() for _ in range(jobs_each)] for stream in streams]
+            assert queue.counts() == (0, 3 * jobs_each, 0)
+            for n, jobs in enumerate(taken):
+                assert queue.ack(*jobs, node=f"s{n}")["acked"] == jobs_each
 
 
 def test_a_stream_ends_when_its_queue_is_deleted(client: ApiClient, queue: Queue) -> None:

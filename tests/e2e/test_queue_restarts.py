@@ -96,7 +96,7 @@ def test_q01_a_dead_letter_is_in_one_place_whoever_dies(
         jobs = client.send("POST", f"{queue.path}/claim", {"node": "a", "max": 1000}).json().get("claimed")
         if jobs:
             queue.nack(*jobs)
-        return client.state(queue.name)["count"] == 0
+        return bool(client.state(queue.name)["count"] == 0)
 
     wait_for(moved)
     letters = client.everything(dead)

@@ -133,8 +133,6 @@ def test_a_locked_directory_is_refused(data_dir: Path) -> None:
         ('{"format":2,"shards":"other"}', 4, "format version 2"),
         ('{"format":1', 4, "damaged"),
         ('{"format":1,"shards":0}', 4, "damaged"),
-        ('{"format":1,"shards":3}', 2, "TOPICS_WAL_SHARDS=3"),
-        ('{"format":1,"shards":2,"moving_to":3}', 4, "from 2 to 3 shards"),
         (None, 4, "store.json is missing"),
     ],
 )

@@ -240,11 +240,12 @@ class CheckedQueue:
 
     def take_answers(self) -> None:
         """What is known of jobs that others decide about, first; then whom waiting claims gave them to."""
-        for each in sorted(self.open, key=lambda each: each.waiting_claim):
-            if each.call.answer is not None:
-                self.open.remove(each)
-                each.on_answer(each.call.answer)
-        self._take_in_moves()
+        for waiting_claims in (False, True):
+            for each in list(self.open):
+                if each.waiting_claim is waiting_claims and each.call.answer is not None:
+                    self.open.remove(each)
+                    each.on_answer(each.call.answer)
+            self._take_in_moves()
         self._let_go()
 
     def _failed(self, answer: Answer) -> bool:
@@ -383,8 +384,12 @@ class CheckedQueue:
         topic = self.driver.topic(QUEUE)
         for job in list(self.jobs.values()):
             if job.seq is not None and self._has_expired(job) and topic.next_live(job.seq) != job.seq:
-                self.done.add(job.number)
-                del self.jobs[job.number]
+                self._end(job)
+
+    def _end(self, job: ModelJob) -> None:
+        """It never returns; unless a crash has left a copy with the dead letters, and somebody brings that back."""
+        del self.jobs[job.number]
+        (self.dead if job.number in self._dead_letters() else self.done).add(job.number)
 
     def _has_expired(self, job: ModelJob) -> bool:
         ttl_ms = self.config.ttl_ms
@@ -576,10 +581,7 @@ class CheckedQueue:
     # --- dead letters -----------------------------------------------------------------------------------
 
     def _dead_letters(self) -> list[int]:
-        topic = self.driver.engine.state.catalog.visible.get(DEAD)
-        if topic is None or not topic.count:
-            return []
-        return self.driver.data(DEAD)
+        return list(self.driver.peek(DEAD).values())
 
     def _take_in_moves(self) -> None:
         """Burials that came to an end, one way or the other. Looks at the queue's own state."""
@@ -610,9 +612,7 @@ class CheckedQueue:
         """Jobs whose removal can no longer be lost."""
         for job in list(self.jobs.values()):
             if job.leaving == "removed" and job.steps and job.steps[-1][0].synced:
-                del self.jobs[job.number]
-                if job.number not in self.dead:
-                    self.done.add(job.number)
+                self._end(job)
 
     def redrive(self, limit: int) -> None:
         self.settle()
@@ -635,7 +635,7 @@ class CheckedQueue:
             check(answer.ok and answer.json["moved"] == len(chosen), "redriven", answer, chosen)
             self.dead -= set(chosen)
             self.moving_back = set()
-            seqs = {record["data"]: record["$seq"] for record in self.driver.read_all(QUEUE)}
+            seqs = {number: seq for seq, number in self.driver.peek(QUEUE).items()}
             for number in chosen:
                 job = self.jobs[number]
                 check(number in seqs, "redriven to nowhere", number)
@@ -649,13 +649,13 @@ class CheckedQueue:
 
     def check_everything(self) -> None:
         if self.driver.engine.commits.read_only is None:
-            self.driver.counts(QUEUE)
+            self.guard(lambda: self.driver.counts(QUEUE))
         self.take_answers()
         self._take_in_expiry()
         self.driver.check_queue(QUEUE)
         now_ms = self.now_ms
         topic, queue = self.driver.topic(QUEUE), self.driver.queue(QUEUE)
-        records = {record["data"]: record["$seq"] for record in self.driver.read_all(QUEUE)}
+        records = {number: seq for seq, number in self.driver.peek(QUEUE).items()}
         check(len(records) == topic.count, "a job is there twice", records, topic)
         check(not self.done & records.keys(), "an acked job is there", self.done & records.keys())
         letters = self._dead_letters()
@@ -711,8 +711,8 @@ class CheckedQueue:
         check(not self.driver.shard.report.damage, "damage", self.driver.shard.report.damage)
         self.driver.counts(QUEUE)
         self.driver.check_queue(QUEUE)
-        found = self.driver.read_all(QUEUE)
-        records = {record["data"]: record["$seq"] for record in found}
+        found = self.driver.peek(QUEUE)
+        records = {number: seq for seq, number in found.items()}
         letters = self._dead_letters()
         check(len(records) == len(found), "a job is there twice", found)
         check(len(letters) == len(set(letters)), "a letter twice", letters)

@@ -11,10 +11,12 @@ Every start of a shard gives its leases another prefix, as a real worker does.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from shard_worker.core.job_json import record_text, records_of
 from shard_worker.core.lease_queue import JobState, LeaseQueue
 from shard_worker.core.topic import Topic
 from shard_worker.disk.wal import wal_file_name
@@ -194,6 +196,19 @@ class QueueDriver(ShardDriver):
         if name not in self.engine.state.catalog.visible:
             return []
         return [record["data"] for record in self.read_all(name)]
+
+    def peek(self, name: str) -> dict[int, Any]:
+        """The data of all live records by seq, as they lie there: no request, no turn, nothing expires."""
+        topic = self.engine.state.catalog.visible.get(name)
+        if topic is None:
+            return {}
+        seqs = []
+        seq = topic.next_live(1)
+        while seq <= topic.head:
+            seqs.append(seq)
+            seq = topic.next_live(seq + 1)
+        placed = records_of(topic, seqs, self.engine.state.source)
+        return {seq: json.loads(record_text(piece, place))["data"] for seq, piece, place in placed}
 
     def check_queue(self, name: str) -> None:
         """L1 to L4 of core/lease_queue.py, from what it keeps inside."""
