@@ -18,7 +18,7 @@ import trio
 
 from gateway.core import sse
 from gateway.core.timer_wheel import TimerWheel
-from gateway.core.watch_session import LastEventId, Start, WatchPlan, WatchTopic, rewind
+from gateway.core.watch_session import LastEventId, Start, WatchPlan, WatchTopic
 from gateway.exchange import Stream
 from gateway.sse_session import SseSession
 from gateway.subscriptions import SubscribedShards, Subscriptions, Survey
@@ -141,7 +141,7 @@ class WatchHub:
         if session.stream is not None:
             session.end(sse.ended("replaced", "another connection has opened this session's stream"))
         if last is not None:
-            rewind(session.readers.values(), last)
+            session.rewind(last)
         session.open(stream)
 
     def flush(self) -> None:

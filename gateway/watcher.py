@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from gateway.core import sse
 from gateway.core.sse import Event
-from gateway.core.watch_session import IdMap, Start, View
+from gateway.core.watch_session import IdMap, LastEventId, Start, View, rewind
 from gateway.subscriptions import Subscriptions
 from gateway.watch_feed import Feed, Fetch, Page, Reader
 from shared.api_keys import ApiKey
@@ -95,11 +95,25 @@ class Watcher:
         """The stream is over; the cursors stay."""
         self.is_open = self.blocked = False
         self.fetch = None
+        for step in self._notes.values():
+            if step.reader is not None:
+                self._tell_again(step.reader)
         self._notes.clear()
         for prefix in self.prefixes:
             self._subscriptions.leave_prefix(prefix, self)
         for reader in self.readers.values():
             self._detach(reader)
+
+    def rewind(self, last: LastEventId) -> None:
+        rewind((*self.readers.values(), *self._departed.values()), last)
+        for reader in [reader for reader in self._departed.values() if reader.retell]:
+            self._tell_again(reader)
+
+    def _tell_again(self, reader: Reader) -> None:
+        """The client has not heard that this topic was deleted."""
+        reader.retell = True
+        if self._departed.pop(reader.name, None) is not None:
+            self.readers[reader.name] = reader
 
     def _detach(self, reader: Reader) -> None:
         feed = reader.feed
@@ -126,7 +140,7 @@ class Watcher:
                 self.topic_gone(reader, reader.seq, "deleted")
             return
         if reader.epoch != feed.epoch:
-            if not reader.gone:
+            if reader.retell or not reader.gone:
                 self._note_deleted(reader, reader.seq, "recreated")
             reader.renew(feed.epoch)
             reader.fresh = False

@@ -24,18 +24,16 @@ WATCHES: dict[str, dict[str, object]] = {
     "strong": {"topics": {"a": {}}, "prefixes": {"p": {}}, "consistency": "strong"},
 }
 topics = st.sampled_from(TOPICS)
-watches = st.sampled_from(sorted(WATCHES))
 
 
 class Books:
     """What one client knows, from its frames alone."""
 
     def __init__(self, hidden_node: str | None) -> None:
-        self._hidden_node = hidden_node
+        self.hidden_node = hidden_node
         self.place: dict[str, int] = {}
         self.got: dict[str, list[int]] = {}
         self.lost: dict[str, set[int]] = {}
-        self.live: set[str] = set()
         self.ended = False
         self.last_id: str | None = None
 
@@ -49,7 +47,7 @@ class Books:
         seqs = [record["$seq"] for record in data["records"]]
         assert seqs and data["from_seq"] < seqs[0] and seqs[-1] <= data["to_seq"] <= data["head_seq"]
         place = self.place.get(topic, 0)
-        if self._hidden_node is None:
+        if self.hidden_node is None:
             assert data["from_seq"] == place, (frame, place)
         assert data["from_seq"] >= place and seqs == sorted(set(seqs)), (frame, place)
         self.got.setdefault(topic, []).extend(seqs)
@@ -59,7 +57,7 @@ class Books:
     def _tombstone(self, frame: Frame) -> None:
         topic, data = frame.data["topic"], frame.data
         assert data["reason"] in ("cap", "from_seq_too_old")
-        assert data["gap_from"] == self.place.get(topic, 0) + 1 or self._hidden_node is not None
+        assert data["gap_from"] == self.place.get(topic, 0) + 1 or self.hidden_node is not None
         assert self.place.get(topic, 0) < data["gap_from"] <= data["gap_to"] == frame.cursors[topic]
         self.lost.setdefault(topic, set()).update(range(data["gap_from"], data["gap_to"] + 1))
         self.place[topic] = data["gap_to"]
@@ -78,17 +76,17 @@ class Books:
 
 
 class WatchMachine(RuleBasedStateMachine):
-    @initialize()
-    def begin(self) -> None:
+    @initialize(name=st.sampled_from(sorted(WATCHES)))
+    def begin(self, name: str) -> None:
         self.harness = WatchHarness(shards=2)
         self.shards = self.harness.shards
         assert {self.shards.shard_of(topic) for topic in TOPICS} == {0, 1}
         self.shards.create("a")
-        self.books = {name: Books("me" if name == "not mine" else None) for name in WATCHES}
-        self.wids = {name: self.harness.watch(**body)["wid"] for name, body in WATCHES.items()}
-        self.clients: dict[str, Client | None] = dict.fromkeys(WATCHES)
-        for name in WATCHES:
-            self.connect(name)
+        self.watch = WATCHES[name]
+        self.books = Books("me" if name == "not mine" else None)
+        self.wid = self.harness.watch(**self.watch)["wid"]
+        self.client: Client | None = None
+        self.connect()
         self.shards.settle()
 
     # --- topics ---------------------------------------------------------------------------------------
@@ -98,13 +96,9 @@ class WatchMachine(RuleBasedStateMachine):
         self.shards.write(topic, count, "me" if mine else None, push=push)
 
     @rule(topic=topics)
-    def push(self, topic: str) -> None:
+    def push_and_sync(self, topic: str) -> None:
         if topic in self.shards.logs:
             self.shards.push(topic)
-
-    @rule(topic=topics)
-    def sync(self, topic: str) -> None:
-        if topic in self.shards.logs:
             self.shards.sync(topic)
 
     @rule(topic=topics, share=st.floats(0, 1))
@@ -113,13 +107,13 @@ class WatchMachine(RuleBasedStateMachine):
         if log is not None:
             self.shards.evict(topic, 1 + int(log.pushed * share))
 
-    @rule(topic=topics, again=st.booleans())
-    def delete(self, topic: str, again: bool) -> None:
+    @rule(topic=topics, again=st.integers(0, 5))
+    def delete(self, topic: str, again: int) -> None:
         if topic in self.shards.logs:
             self.shards.push(topic)
             self.shards.delete(topic)
             if again:
-                self.shards.create(topic)
+                self.shards.write(topic, again)
 
     # --- messages ---------------------------------------------------------------------------------------
 
@@ -146,110 +140,95 @@ class WatchMachine(RuleBasedStateMachine):
     def pass_time(self, seconds: float) -> None:
         self.harness.pass_time(seconds)
 
-    # --- clients ----------------------------------------------------------------------------------------
+    # --- the client -------------------------------------------------------------------------------------
 
-    @rule(name=watches)
-    def connect(self, name: str) -> None:
-        if self.clients[name] is not None or self.books[name].ended:
+    @rule()
+    def connect(self) -> None:
+        if self.client is not None or self.books.ended:
             return
-        headers = {} if (last := self.books[name].last_id) is None else {"last-event-id": last}
-        exchange = self.harness.call("GET", f"/v0/watch/{self.wids[name]}", headers=headers)
+        last = self.books.last_id
+        headers = {} if last is None else {"last-event-id": last}
+        exchange = self.harness.call("GET", f"/v0/watch/{self.wid}", headers=headers)
         if exchange.stream is None:
             # The session ended while the client was away: all its topics were deleted.
-            assert exchange.response is not None and exchange.response.status == 404 and name == "single"
-            self.books[name].ended = True
+            assert exchange.response is not None and exchange.response.status == 404
+            assert "prefixes" not in self.watch
+            self.books.ended = True
             return
-        client = self.clients[name] = Client(exchange.stream)
-        client.parser = SseParser(last_id=last or "")
+        self.client = Client(exchange.stream)
+        self.client.parser = SseParser(last_id=last or "")
 
-    @rule(name=watches)
-    def block(self, name: str) -> None:
-        if (client := self.clients[name]) is not None:
-            client.block()
+    @rule()
+    def block(self) -> None:
+        if self.client is not None:
+            self.client.block()
 
-    @rule(name=watches)
-    def unblock(self, name: str) -> None:
-        if (client := self.clients[name]) is not None:
-            client.unblock()
+    @rule()
+    def unblock(self) -> None:
+        if self.client is not None:
+            self.client.unblock()
 
-    @rule(name=watches, received=st.integers(0, 3), reset=st.booleans(), back=st.booleans())
-    def vanish(self, name: str, received: int, reset: bool, back: bool) -> None:
-        """The client gets only a part of what was sent, perhaps half a frame at the end."""
-        client = self.clients[name]
+    @rule(received=st.integers(0, 3), half=st.booleans(), back=st.booleans())
+    def vanish(self, received: int, half: bool, back: bool) -> None:
+        """The client gets only a part of what was sent, perhaps half a piece at the end."""
+        client = self.client
         if client is None:
             return
-        if self.books[name].last_id is None:
+        if self.books.last_id is None:
             # Without a Last-Event-ID the session's own cursor counts, and that is what was sent.
-            self.read(name)
+            self.read()
         lost = client.stream.frames[received:]
         del client.stream.frames[received:]
-        if lost and reset:
+        if lost and half:
             client.stream.frames.append(lost[0][: len(lost[0]) // 2])
-        self.books[name].take(client.take())
+        self.books.take(client.take())
         client.vanish()
-        self.clients[name] = None
-        if client.stream.ended and not lost:
-            self.books[name].ended = self.wids[name] not in self.harness.hub.sessions
+        self.client = None
         if back:
-            self.connect(name)
+            self.connect()
 
-    @rule(name=watches)
-    def read(self, name: str) -> None:
-        if (client := self.clients[name]) is not None:
-            self.books[name].take(client.take())
-            if client.stream.ended:
-                self.clients[name] = None
-                self.books[name].ended = self.wids[name] not in self.harness.hub.sessions
+    @rule()
+    def read(self) -> None:
+        if self.client is not None:
+            self.books.take(self.client.take())
+            if self.client.stream.ended:
+                self.client = None
 
     # --- what must hold ---------------------------------------------------------------------------------
 
     @invariant()
-    def nothing_is_queued_for_a_stream(self) -> None:
-        if not hasattr(self, "harness"):
-            return
+    def nothing_but_notes_is_queued_for_a_stream(self) -> None:
         for session in self.harness.hub.sessions.values():
             assert len(session._notes) <= 2 * len(TOPICS) + 3
 
     def teardown(self) -> None:
-        if not hasattr(self, "harness"):
-            return
         for link in self.shards.links:
             if not link.up:
                 self.shards.link_up(link.shard)
         for topic in self.shards.logs:
             self.shards.push(topic)
             self.shards.sync(topic)
-        for name in WATCHES:
-            self.connect(name)
-            self.unblock(name)
+        self.connect()
+        self.unblock()
         for _ in range(3):
             self.shards.settle()
             self.harness.pass_time(1.5)
         self.shards.settle()
-        for name in WATCHES:
-            client = self.clients[name]
-            if client is not None:
-                self.books[name].take(client.take())
-                if not client.stream.ended:
-                    self._check(name)
+        self.read()
+        if self.client is not None:
+            self._check()
 
-    def _check(self, name: str) -> None:
-        books = self.books[name]
-        body = WATCHES[name]
+    def _check(self) -> None:
         for topic, log in self.shards.logs.items():
-            named = topic in body["topics"]  # type: ignore[operator]
-            if not named and not ("prefixes" in body and topic.startswith("p")):
+            if topic != "a" and "prefixes" not in self.watch:
                 continue
-            got, lost = books.got.get(topic, []), books.lost.get(topic, set())
-            mine = {
-                seq
-                for seq, node in enumerate(log.nodes, 1)
-                if node is not None and node == books._hidden_node
-            }
+            got, lost = self.books.got.get(topic, []), self.books.lost.get(topic, set())
+            hidden = self.books.hidden_node
+            mine = {seq for seq, node in enumerate(log.nodes, 1) if node is not None and node == hidden}
             expected = [seq for seq in range(1, log.head + 1) if seq not in lost and seq not in mine]
-            assert got == expected, (name, topic, got, expected)
-            assert books.place.get(topic, 0) == log.head
+            assert got == expected, (topic, got, expected)
+            assert self.books.place.get(topic, 0) == log.head
 
 
 TestWatch = WatchMachine.TestCase
-TestWatch.settings = settings(max_examples=200, stateful_step_count=50)
+TestWatch.settings = settings(derandomize=False, database=None, max_examples=4000, stateful_step_count=40)

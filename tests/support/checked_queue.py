@@ -159,6 +159,7 @@ class CheckedQueue:
         self.faulty = False  # a write fault is armed, or the shard may be read-only
         self.toggled = False  # leases were durable only at times: what comes back of them is not predicted
         self._being_synced: list[Entry] = []
+        self._capped: set[int] = set()  # pushed out by a write that was not answered and yet is there
         self._claimers: set[str] = set()  # who may hold leases that nobody heard of
 
     # --- small things -----------------------------------------------------------------------------------
@@ -720,6 +721,13 @@ class CheckedQueue:
         check(self.dead - self.moving_back <= set(letters), "a dead job is nowhere", self.dead, letters)
         for number in self.moving_back:
             check(number in letters or number in records, "a letter was lost on its way back", number)
+        unheard = any(job.seq is None and job.number in records for job in self.jobs.values())
+        self._capped = set()
+        if unheard and self.config.cap_records == len(records):
+            first = min(records.values())
+            self._capped = {
+                job.number for job in self.jobs.values() if job.seq is not None and job.seq < first
+            }
         for job in list(self.jobs.values()):
             self._judge(job, records, letters, power_lost=power_lost)
         self.dead = {number for number in letters if number not in self.jobs}
@@ -744,7 +752,7 @@ class CheckedQueue:
         outcomes = job.outcomes(power_lost=power_lost)
         buried = job.number in letters
         if job.number not in records:
-            allowed = None in outcomes or self._has_expired(job) or buried
+            allowed = None in outcomes or self._has_expired(job) or buried or job.number in self._capped
             check(allowed, "a job is lost", job, outcomes)
             if not buried and all(outcome is None for outcome in outcomes) and job.seq is not None:
                 self.done.add(job.number)  # or deleted: it never returns

@@ -140,9 +140,8 @@ def test_a_removal_that_could_not_be_written_is_tried_again_without_a_copy(drive
     driver.write("q", 1)
     wear_out(driver)
     driver.claim("q")
-    driver.sync()  # the copy is at its destination, the removal is only staged
     driver.disk.fail_on("write", 1, errno.EIO, "/wal/")
-    driver.commit()
+    driver.sync()  # the copy is at its destination, the removal behind it is refused
     driver.check_queue("q")
     assert driver.data("q") == driver.data("dl") == [1]
     driver.clock.advance(MOVE_RETRY_MS)
@@ -354,9 +353,9 @@ def test_a_redrive_is_answered_when_it_lasts() -> None:
 def test_a_redrive_that_could_not_remove_the_letters_says_so_and_can_be_repeated() -> None:
     driver = with_dead_letters()
     call = driver.start_redrive("dl", "q")
-    driver.sync()
-    driver.disk.fail_on("write", 1, errno.EIO, "/wal/")
     driver.commit()
+    driver.disk.fail_on("write", 1, errno.EIO, "/wal/")
+    driver.sync()
     assert call.answer is not None and call.answer.status == 503
     assert driver.data("dl") == driver.data("q") == [0, 1, 2, 3]
     assert driver.redrive("dl", "q").json == {"moved": 4}
