@@ -76,7 +76,7 @@ class Server:
         for pid in (self.process.pid, *_children(self.process.pid)):
             kind = _kind(pid)
             if kind is not None:
-                found[kind] = found.get(kind, 0.0) + _cpu_s(pid)
+                found[kind] = found.get(kind, 0.0) + cpu_seconds(pid)
         return found
 
 
@@ -98,7 +98,7 @@ def _kind(pid: int) -> str | None:
     return "supervisor"
 
 
-def _cpu_s(pid: int) -> float:
+def cpu_seconds(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
 

@@ -14,7 +14,7 @@ import msgspec
 
 from gateway.core.auth import Access
 from gateway.core.router import Route
-from gateway.full_lane import openapi_queues
+from gateway.full_lane import openapi_queues, openapi_watch
 from gateway.full_lane.openapi_parts import (
     BAD_TYPE,
     NOT_FOUND,
@@ -394,12 +394,14 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         ),
     ),
     **openapi_queues.OPERATIONS,
+    **openapi_watch.OPERATIONS,
 }
 
 TAGS = {
     "Topics": "A topic is an append-only log of records under a name. It exists from its first write or PUT.",
     "Records": "Written in batches, read by position, deleted by position or label.",
     openapi_queues.TAG: openapi_queues.TAG_TEXT,
+    openapi_watch.TAG: openapi_watch.TAG_TEXT,
     "Operation": "For load balancers, dashboards and people on call.",
 }
 
@@ -536,7 +538,9 @@ def _notes(settings: Settings) -> dict[str, dict[str, Json]]:
             "match": match,
         },
         "TopicDeleted": {"routers_removed": {"description": "Always empty in this release."}},
-        "TopicState": {"epoch": {"description": "Counts how often a topic of this name was created."}},
+        "TopicState": {
+            "epoch": {"description": "Tells this topic from earlier ones of its name; later ones have larger epochs."}
+        },
     }  # fmt: skip
 
 
@@ -582,7 +586,12 @@ def build_document(routes: Iterable[Route[Handler]], settings: Settings, version
 
 
 def openapi_path(path: str) -> str:
-    return path.replace(":name", "{topic}")
+    return path.replace(":name", f"{{{_name_of(path)}}}")
+
+
+def _name_of(path: str) -> str:
+    """What the variable part of a path is called."""
+    return "wid" if path.startswith("/v0/watch/") else "topic"
 
 
 def _operation(route: Route[Handler], operation: Operation, schemas: Json, responses: Json) -> Json:
@@ -611,7 +620,11 @@ def _scope_text(access: Access) -> str:
 
 def _parameters(route: Route[Handler], operation: Operation, schemas: Json) -> list[Json]:
     found: list[Json] = []
-    if route.named:
+    if route.named and _name_of(route.path) == "wid":
+        text = "As the answer to `POST /v0/watch` gave it."
+        schema = {"type": "string", "pattern": "^wid_[A-Za-z0-9_-]+$"}
+        found.append({"name": "wid", "in": "path", "required": True, "description": text, "schema": schema})
+    elif route.named:
         found.append(
             {
                 "name": "topic",
@@ -743,7 +756,9 @@ def _widen_seqs(schema: Json) -> None:
 
 
 def _curl(route: Route[Handler], operation: Operation) -> str:
-    url = "http://127.0.0.1:4000" + openapi_path(route.path).replace("{topic}", "orders")
+    url = "http://127.0.0.1:4000" + openapi_path(route.path).replace("{topic}", "orders").replace(
+        "{wid}", "wid_…"
+    )
     if operation.query_of is not None:
         url = f"'{url}?from_seq=0&limit=10'"
     if operation.curl_query:

@@ -274,7 +274,7 @@ def type_text(schema: Json) -> str:
     if "prefixItems" in schema:
         return Markup("predicate")
     if kind == "array":
-        counts = f"{schema['minItems']} … {schema['maxItems']} " if "maxItems" in schema else ""
+        counts = f"{schema.get('minItems', 0)} … {schema['maxItems']} " if "maxItems" in schema else ""
         return Markup("list of {}{}").format(counts, type_text(schema.get("items", {})))
     return escape(kind) + escape(_range(schema))
 

@@ -117,15 +117,17 @@ class Link:
         new = files - self._announced
         if not self.takes_files or len(self._fds) + len(new) > MAX_FDS_PER_FRAME:
             return False
+        fds: list[int] = []
         try:
-            # Duplicates of our own: the worker may retire a file before this socket takes its descriptor.
-            fds = [(file, os.dup(self._files.descriptor(file))) for file in new]
+            for file in new:
+                # Duplicates of our own: the worker may retire a file before this socket takes its descriptor.
+                fds.append(os.dup(self._files.descriptor(file)))
         except OSError:
+            _close_all(fds)
             return False  # out of descriptors: bytes will do
-        for file, fd in fds:
-            self._messages.append(FileOpened(file))
-            self._fds.append(fd)
-            self._announced.add(file)
+        self._messages.extend(map(FileOpened, new))
+        self._fds += fds
+        self._announced |= new
         return True
 
     def retire(self, file: int) -> None:

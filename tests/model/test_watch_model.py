@@ -231,4 +231,4 @@ class WatchMachine(RuleBasedStateMachine):
 
 
 TestWatch = WatchMachine.TestCase
-TestWatch.settings = settings(derandomize=False, database=None, max_examples=4000, stateful_step_count=40)
+TestWatch.settings = settings(max_examples=400, stateful_step_count=30)

@@ -152,6 +152,7 @@ class CheckedQueue:
         self.dead: set[int] = set()
         self.done: set[int] = set()
         self.moving_back: set[int] = set()  # redriven by a call that was not answered
+        self.tags: dict[int, str] = {}
         self.history: list[Held] = []
         self.entries: list[Entry] = []
         self.open: list[_Open] = []
@@ -159,7 +160,8 @@ class CheckedQueue:
         self.faulty = False  # a write fault is armed, or the shard may be read-only
         self.toggled = False  # leases were durable only at times: what comes back of them is not predicted
         self._being_synced: list[Entry] = []
-        self._capped: set[int] = set()  # pushed out by a write that was not answered and yet is there
+        self._unheard = False  # a write or a new cap was not answered and may yet be there
+        self._capped: set[int] = set()  # and has pushed these out
         self._claimers: set[str] = set()  # who may hold leases that nobody heard of
 
     # --- small things -----------------------------------------------------------------------------------
@@ -195,7 +197,12 @@ class CheckedQueue:
 
     @property
     def predictable(self) -> bool:
-        return not self.faulty and not self.waiters
+        return not self.faulty and not self.waiters and not self.expiring
+
+    @property
+    def expiring(self) -> bool:
+        """What has expired may still be there: the frame that says so waits for a sync."""
+        return bool(self.config.ttl_ms) and self.driver.topic(QUEUE).gated > 0
 
     @property
     def half_submitted(self) -> bool:
@@ -285,6 +292,7 @@ class CheckedQueue:
                 now_ms + delay_ms if delay_ms else 0,
             )
             jobs.append(job)
+            self.tags[job.number] = job.tag
         call = self.submit(Op.APPEND, QUEUE, {"records": records})
         if call is None:
             return
@@ -410,7 +418,8 @@ class CheckedQueue:
             check(self.faulty, "refused although the disk is well", call.answer)
             self.take_answers()
             return call
-        entry = self._entry(call) if durable else None
+        # Who waits is not written down before there is a job.
+        entry = self._entry(call) if durable and not wait_ms else None
         on_its_way = Lease(node, None, now_ms + lease_ms)
         for job in given if durable else ():
             job.leaving = "claim"
@@ -430,8 +439,9 @@ class CheckedQueue:
             if exact:
                 found = sorted(job["data"] for job in claimed)
                 check(found == sorted(job.number for job in given), "claimed", found, given, self.jobs)
+            frame = self._entry(call) if durable and wait_ms else entry
             for shown in claimed:
-                self._take_lease(shown, node, lease_ms, None if wait_ms else now_ms, entry)
+                self._take_lease(shown, node, lease_ms, None if wait_ms else now_ms, frame)
 
         if wait_ms:
             self.open.append(_Open(call, answered, waiting_claim=True, claimer=node))
@@ -628,7 +638,8 @@ class CheckedQueue:
         entry = self._entry()
         self.moving_back = set(chosen)
         for number in chosen:
-            job = ModelJob(number, now_ms, 0, None, "", 0)
+            # Its tag goes with it; what its writer asked of the queue does not.
+            job = ModelJob(number, now_ms, 0, None, self.tags[number], 0)
             job.steps.append((entry, lambda _: Stored()))
             self.jobs[number] = job
 
@@ -664,7 +675,8 @@ class CheckedQueue:
         check(self.dead <= set(letters), "a dead job is nowhere", self.dead, letters)
         for job in list(self.jobs.values()):
             if self._is_gone(job):
-                check(job.number not in records or self.faulty, "a removed job is there", job)
+                present = job.number in records and not self.faulty
+                check(not present or self.expiring, "a removed job is there", job)
                 continue
             if job.seq is None:
                 continue
@@ -721,9 +733,8 @@ class CheckedQueue:
         check(self.dead - self.moving_back <= set(letters), "a dead job is nowhere", self.dead, letters)
         for number in self.moving_back:
             check(number in letters or number in records, "a letter was lost on its way back", number)
-        unheard = any(job.seq is None and job.number in records for job in self.jobs.values())
         self._capped = set()
-        if unheard and self.config.cap_records == len(records):
+        if self._unheard and 0 < self.config.cap_records == len(records):
             first = min(records.values())
             self._capped = {
                 job.number for job in self.jobs.values() if job.seq is not None and job.seq < first
@@ -741,6 +752,8 @@ class CheckedQueue:
             answer = each.call.answer
             if answer is not None and answer.ok and each.call.op != Op.REDRIVE:
                 each.on_answer(answer)
+        growing = (Op.APPEND, Op.PUT_TOPIC, Op.REDRIVE)
+        self._unheard = any(each.call.op in growing and each.call.answer is None for each in self.open)
         self._claimers = {each.claimer for each in self.open if each.claimer and each.call.answer is None}
         self.open = []
         self.entries = []

@@ -114,6 +114,7 @@ class SseClient:
         headers: Mapping[str, str] | None = None,
         timeout_s: float = 15,
     ) -> None:
+        self.url = url
         self.sock = socket.socket()
         if receive_buffer is not None:
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
@@ -190,6 +191,11 @@ class SseClient:
         while len(self._waiting) < count:
             assert self.receive(), f"the stream ended after {self._waiting}"
         found, self._waiting = self._waiting[:count], self._waiting[count:]
+        return found
+
+    def taken(self) -> list[Frame]:
+        """Those that have come, without waiting."""
+        found, self._waiting = self._waiting, []
         return found
 
     def next(self, event: str | None = None) -> Frame:
