@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from hypothesis import event
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -416,3 +417,8 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 TestEngine = EngineMachine.TestCase
+
+
+@pytest.mark.exhaustive
+class TestEngineAtLength(EngineMachine.TestCase):
+    """The same machine, for `make test-exhaustive` to run with its own profile."""

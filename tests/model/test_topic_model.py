@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -373,3 +374,8 @@ def _match(match: Match | None) -> Any:
 
 TestTopic = TopicMachine.TestCase
 TestTopic.settings = settings(max_examples=4 * settings().max_examples)
+
+
+@pytest.mark.exhaustive
+class TestTopicAtLength(TopicMachine.TestCase):
+    """The same machine, for `make test-exhaustive` to run with its own profile."""

@@ -8,6 +8,8 @@ told as lost, deleted, or be its own.
 
 from __future__ import annotations
 
+from typing import Literal
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -24,6 +26,8 @@ WATCHES: dict[str, dict[str, object]] = {
     "strong": {"topics": {"a": {}}, "prefixes": {"p": {}}, "consistency": "strong"},
 }
 topics = st.sampled_from(TOPICS)
+Step = Literal["nothing", "settle", "read"]
+steps: st.SearchStrategy[Step] = st.sampled_from(["nothing", "settle", "read"])
 
 
 class Books:
@@ -91,54 +95,57 @@ class WatchMachine(RuleBasedStateMachine):
 
     # --- topics ---------------------------------------------------------------------------------------
 
-    @rule(topic=topics, count=st.integers(1, 5), mine=st.booleans(), push=st.booleans())
-    def write(self, topic: str, count: int, mine: bool, push: bool) -> None:
+    # Every rule may be followed by what makes it felt: sequences that matter would be too long to be found otherwise.
+
+    def _then(self, step: Step) -> None:
+        if step != "nothing":
+            for topic in self.shards.logs:
+                self.shards.push(topic)
+                self.shards.sync(topic)
+            self.shards.settle()
+        if step == "read":
+            self.read()
+
+    @rule(topic=topics, count=st.integers(1, 5), mine=st.booleans(), push=st.booleans(), then=steps)
+    def write(self, topic: str, count: int, mine: bool, push: bool, then: Step) -> None:
         self.shards.write(topic, count, "me" if mine else None, push=push)
+        self._then(then)
 
-    @rule(topic=topics)
-    def push_and_sync(self, topic: str) -> None:
-        if topic in self.shards.logs:
-            self.shards.push(topic)
-            self.shards.sync(topic)
-
-    @rule(topic=topics, share=st.floats(0, 1))
-    def evict(self, topic: str, share: float) -> None:
+    @rule(topic=topics, share=st.sampled_from([0.5, 1.0]), then=steps)
+    def evict(self, topic: str, share: float, then: Step) -> None:
         log = self.shards.logs.get(topic)
         if log is not None:
             self.shards.evict(topic, 1 + int(log.pushed * share))
+            self._then(then)
 
-    @rule(topic=topics, again=st.integers(0, 5))
-    def delete(self, topic: str, again: int) -> None:
+    @rule(topic=topics, again=st.integers(0, 5), then=steps)
+    def delete(self, topic: str, again: int, then: Step) -> None:
         if topic in self.shards.logs:
             self.shards.push(topic)
             self.shards.delete(topic)
             if again:
                 self.shards.write(topic, again)
+            self._then(then)
 
     # --- messages ---------------------------------------------------------------------------------------
 
-    @rule()
-    def settle(self) -> None:
-        self.shards.settle()
+    @rule(shard=st.integers(0, 1), served=st.integers(0, 4), arrived=st.integers(0, 4))
+    def exchange(self, shard: int, served: int, arrived: int) -> None:
+        self.shards.serve(shard, served)
+        self.shards.arrive(shard, arrived)
 
-    @rule(shard=st.integers(0, 1), count=st.integers(1, 4))
-    def serve(self, shard: int, count: int) -> None:
-        self.shards.serve(shard, count)
-
-    @rule(shard=st.integers(0, 1), count=st.integers(1, 4))
-    def arrive(self, shard: int, count: int) -> None:
-        self.shards.arrive(shard, count)
-
-    @rule(shard=st.integers(0, 1), back=st.booleans())
-    def restart(self, shard: int, back: bool) -> None:
+    @rule(shard=st.integers(0, 1), back=st.booleans(), then=steps)
+    def restart(self, shard: int, back: bool, then: Step) -> None:
         if self.shards.links[shard].up:
             self.shards.link_down(shard)
         if back:
             self.shards.link_up(shard)
+        self._then(then)
 
-    @rule(seconds=st.sampled_from([0.5, 6.0]))
-    def pass_time(self, seconds: float) -> None:
+    @rule(seconds=st.sampled_from([0.5, 6.0]), then=steps)
+    def pass_time(self, seconds: float, then: Step) -> None:
         self.harness.pass_time(seconds)
+        self._then(then)
 
     # --- the client -------------------------------------------------------------------------------------
 
@@ -158,18 +165,17 @@ class WatchMachine(RuleBasedStateMachine):
         self.client = Client(exchange.stream)
         self.client.parser = SseParser(last_id=last or "")
 
-    @rule()
-    def block(self) -> None:
+    @rule(blocked=st.booleans(), then=steps)
+    def block(self, blocked: bool, then: Step) -> None:
         if self.client is not None:
-            self.client.block()
+            if blocked:
+                self.client.block()
+            else:
+                self.client.unblock()
+            self._then(then)
 
-    @rule()
-    def unblock(self) -> None:
-        if self.client is not None:
-            self.client.unblock()
-
-    @rule(received=st.integers(0, 3), half=st.booleans(), back=st.booleans())
-    def vanish(self, received: int, half: bool, back: bool) -> None:
+    @rule(received=st.integers(0, 3), half=st.booleans(), back=st.booleans(), then=steps)
+    def vanish(self, received: int, half: bool, back: bool, then: Step) -> None:
         """The client gets only a part of what was sent, perhaps half a piece at the end."""
         client = self.client
         if client is None:
@@ -186,6 +192,7 @@ class WatchMachine(RuleBasedStateMachine):
         self.client = None
         if back:
             self.connect()
+            self._then(then)
 
     @rule()
     def read(self) -> None:
@@ -209,7 +216,8 @@ class WatchMachine(RuleBasedStateMachine):
             self.shards.push(topic)
             self.shards.sync(topic)
         self.connect()
-        self.unblock()
+        if self.client is not None:
+            self.client.unblock()
         for _ in range(3):
             self.shards.settle()
             self.harness.pass_time(1.5)
@@ -231,4 +239,4 @@ class WatchMachine(RuleBasedStateMachine):
 
 
 TestWatch = WatchMachine.TestCase
-TestWatch.settings = settings(max_examples=400, stateful_step_count=30)
+TestWatch.settings = settings(max_examples=300, stateful_step_count=30)

@@ -193,7 +193,8 @@ class CheckedQueue:
 
     @property
     def waiters(self) -> bool:
-        return any(each.waiting_claim for each in self.open)
+        """Is there a claim that may get any job, at any time?"""
+        return any(each.waiting_claim or each.claimer is not None for each in self.open)
 
     @property
     def predictable(self) -> bool:

@@ -1,8 +1,8 @@
 """The whole server as an operator runs it (`topicsd serve`), in processes of its own.
 
 Times that take long in production (how soon a silent worker is taken for hung, or a dead one is started again) can be
-shortened with `silence` and `restart`; then the same server is started through the supervisor's test entry, with the real
-gateway and the real workers.
+shortened with `silence` and `restart`; then the same server is started through the supervisor's test entry, with the
+real gateway and the real workers.
 """
 
 from __future__ import annotations
