@@ -16,7 +16,7 @@ from typing import Any
 import cbor2
 import pytest
 
-from shared.limits import WORKER_MAX_LINKS
+from shared.limits import LINK_CREDITS, WORKER_MAX_LINKS
 from shared.routing import shard_for
 from tests.support.api_client import LANES, ApiClient, fresh, long_polls
 from tests.support.live_server import LiveServer, is_child
@@ -274,7 +274,9 @@ BROKEN_FRAMES = {
     "a body that is a text": frame(cbor2.dumps([[1, 2, "t", "{}"]])),
     "options that are a list": frame(cbor2.dumps([[1, 2, "t", b"{}", [1]]])),
     "an id that is in use": frame(cbor2.dumps([[1, 2, "poll", POLL], [1, 2, "poll", POLL]])),
-    "more requests than credits": frame(cbor2.dumps([[n, 2, "poll", POLL] for n in range(1, 5000)])),
+    "more requests than credits": frame(
+        cbor2.dumps([[n, 2, "poll", POLL] for n in range(1, LINK_CREDITS + 100)])
+    ),
     "more pings than one needs": frame(cbor2.dumps([[n, 8, "", b""] for n in range(1, 100)])),
 }
 

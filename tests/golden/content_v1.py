@@ -8,6 +8,10 @@ from shared.control_frames import (
     Control,
     FileEnded,
     Hole,
+    JobsDone,
+    JobsLeased,
+    JobsReleased,
+    LeaseRow,
     RecordsDeleted,
     Sealed,
     SealedTopic,
@@ -33,7 +37,7 @@ from shared.snapshot_items import (
     SnapSegments,
     SnapTopic,
 )
-from shared.wal_format import RouterMark
+from shared.wal_format import AppendExtra, JobMark, MoveMark, RouterMark
 
 NOW_MS = 1_790_000_000_000
 WAL_HEADER = FileHeader(3, 2, NOW_MS)
@@ -104,6 +108,29 @@ IMPORTED = SnapTopic(
     json_bytes=999,
     sealed=(SealedRun(5, 4, 20, 17, 999, NOW_MS),),
 )
+
+QUEUE_WAL_HEADER = FileHeader(3, 7, NOW_MS)
+QUEUE_EXTRA = AppendExtra(
+    idem="jobs-1",
+    jobs=(JobMark(0, NOW_MS + 60_000, 0, None), JobMark(2, 0, -7, "müller")),
+    moved=(MoveMark(1, "orders/eu:1790000000000:12"),),
+)
+QUEUE_CONTROLS: list[tuple[int, Control]] = [
+    (
+        12,
+        JobsLeased(
+            (
+                LeaseRow(2, "lease_aZ3-_9_1", NOW_MS + 30_000, 1, "worker-1"),
+                LeaseRow(4, "lease_aZ3-_9_2", NOW_MS + 86_400_000, 250, "wörker 2"),
+            )
+        ),
+    ),
+    (12, JobsLeased((LeaseRow(2, "lease_aZ3-_9_1", NOW_MS + 45_000, 1, "worker-1"),))),
+    (12, JobsReleased(((2, NOW_MS + 5000), (4, 0)))),
+    (12, JobsDone((3,))),
+    (12, JobsDone((2, 4), True)),
+    (0, FileEnded()),
+]
 
 # (topic id, name, epoch) and the records of each of its blocks, in the order of the file
 SEGMENT_TOPICS: list[tuple[tuple[int, str, int], list[list[Record]]]] = [

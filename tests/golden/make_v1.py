@@ -87,6 +87,20 @@ def make_import_wal() -> bytes:
     return file + build_frame(Kind.FILE_END, 0, lsn_of(header.number, len(file)), 0, content.NOW_MS, b"")
 
 
+def make_queue_wal() -> bytes:
+    """Queues came later still: their frames, and what an append says about jobs and moved records."""
+    header, extra = content.QUEUE_WAL_HEADER, encode_extra(content.QUEUE_EXTRA)
+    file = encode_wal_header(header)
+    json, flags, columns = encode_records(content.RICH)
+    body = build_append_body(2, len(content.RICH), json, 0, columns, extra)
+    lsn = lsn_of(header.number, len(file))
+    file += build_frame(Kind.APPEND, flags | FLAG_EXTRA, lsn, 12, content.NOW_MS + 1, body)
+    for topic_id, control in content.QUEUE_CONTROLS:
+        lsn = lsn_of(header.number, len(file))
+        file += build_frame(control.kind, 0, lsn, topic_id, content.NOW_MS + 3, encode_control(control))
+    return file
+
+
 def make_segment() -> bytes:
     header = content.SEGMENT_HEADER
     builder = SegmentBuilder(header.shard, header.number, header.created_ms)
@@ -122,6 +136,7 @@ def main() -> None:
     files = {
         "0000000002.wal": make_wal(),
         "0000000003.wal": make_import_wal(),
+        "0000000007.wal": make_queue_wal(),
         "0000000005.seg": make_segment(),
         "0000000004.snap": make_snapshot(),
         "manifest-0000000006": encode_manifest(content.MANIFEST),

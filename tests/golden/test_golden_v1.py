@@ -23,6 +23,7 @@ from tests.support.format_samples import pread_of
 FOLDER = Path(__file__).parent / "v1"
 WAL = (FOLDER / "0000000002.wal").read_bytes()
 IMPORT_WAL = (FOLDER / "0000000003.wal").read_bytes()
+QUEUE_WAL = (FOLDER / "0000000007.wal").read_bytes()
 SEGMENT = (FOLDER / "0000000005.seg").read_bytes()
 SNAPSHOT = (FOLDER / "0000000004.snap").read_bytes()
 MANIFEST = (FOLDER / "manifest-0000000006").read_bytes()
@@ -49,13 +50,14 @@ def records_of(view: AppendView, ts: int) -> list[Record]:
 
 
 def test_the_files_are_the_ones_that_were_committed() -> None:
-    found = [manifest_checksum(file) for file in (WAL, SEGMENT, SNAPSHOT, MANIFEST, IMPORT_WAL)]
+    found = [manifest_checksum(file) for file in (WAL, SEGMENT, SNAPSHOT, MANIFEST, IMPORT_WAL, QUEUE_WAL)]
     assert [f"{checksum:016x}" for checksum in found] == [
         "29de8b2bf6d1adae",
         "9daf2e77edad9d5a",
         "b3a61c5df143aad0",
         "5eeab371b20fdfca",
         "e08ae3b879f43956",
+        "6d8a831d0f78f820",
     ]
 
 
@@ -85,6 +87,18 @@ def test_the_second_log_file_holds_an_imported_topic() -> None:
     assert (frame.kind, frame.topic_id) == (Kind.TOPIC_IMPORT, content.IMPORTED.id)
     assert (end.kind, stop) == (Kind.FILE_END, Stop(len(IMPORT_WAL), End()))
     assert decode_topic(frame) == content.IMPORTED
+
+
+def test_the_third_log_file_holds_the_frames_of_queues() -> None:
+    assert decode_wal_header(QUEUE_WAL) == content.QUEUE_WAL_HEADER
+    *frames, stop = scan_frames(pread_of(QUEUE_WAL), 64, len(QUEUE_WAL), lsn_of(7, 0))
+    assert stop == Stop(len(QUEUE_WAL), End())
+    append, *controls = [frame for frame in frames if isinstance(frame, Frame)]
+    view = decode_append(append)
+    assert records_of(view, append.ts_ms) == content.RICH
+    assert (append.topic_id, view.extra) == (12, content.QUEUE_EXTRA)
+    assert [(frame.topic_id, decode_control(frame)) for frame in controls] == content.QUEUE_CONTROLS
+    assert {frame.kind for frame in controls} == {16, 17, 18, 10}
 
 
 def test_the_segment_opens() -> None:

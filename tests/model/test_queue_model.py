@@ -8,14 +8,27 @@ from __future__ import annotations
 
 import errno
 import sys
+from collections.abc import Callable
 from typing import Any
 
-from hypothesis import event
+import pytest
+from hypothesis import Phase, event, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
+from shard_worker.core.lease_queue import Job, JobState, LeaseQueue
+from shard_worker.core.topic import Topic
+from shard_worker.moves import Moves
+from shard_worker.queue_ops import QueueOps
 from shared.wire import Op
-from tests.support.checked_queue import CheckedQueue, Held
+from tests.support.checked_queue import CheckedQueue, Held, Violation
 from tests.support.fake_disk import PowerCut
 from tests.support.shard_driver import small_limits
 
@@ -266,3 +279,91 @@ class QueueMachine(RuleBasedStateMachine):
 
 
 TestQueue = QueueMachine.TestCase
+
+
+# --- can it fail? -----------------------------------------------------------------------------------------
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+
+def tokens_are_ignored(patch: pytest.MonkeyPatch) -> None:
+    held_by = LeaseQueue.held_by
+    patch.setattr(LeaseQueue, "held_by", lambda self, seq, node, token: held_by(self, seq, node, None))
+
+
+def acks_do_not_wait_for_the_sync(patch: pytest.MonkeyPatch) -> None:
+    stage = QueueOps._stage
+
+    def hasty(self: QueueOps, *args: Any, durable: bool) -> None:
+        stage(self, *args, durable=False)
+
+    patch.setattr(QueueOps, "_stage", hasty)
+
+
+def groups_are_ignored(patch: pytest.MonkeyPatch) -> None:
+    def make_ready(self: LeaseQueue, seq: int, job: Job) -> None:
+        group, job.group = job.group, None
+        ready(self, seq, job)
+        job.group = group
+
+    ready = LeaseQueue._make_ready
+    patch.setattr(LeaseQueue, "_make_ready", make_ready)
+
+
+def dead_letters_are_removed_before_they_arrive(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Moves, "_send", lambda self, topic, target, seqs, records, done: done(True))
+
+
+def moved_records_are_not_recognised(patch: pytest.MonkeyPatch) -> None:
+    send = Moves._send
+
+    def nameless(self: Moves, topic: Topic, *args: Any) -> None:
+        topic.epoch += 1
+        send(self, topic, *args)
+
+    patch.setattr(Moves, "_send", nameless)
+
+
+def seqs_in_holes_are_taken_for_jobs(patch: pytest.MonkeyPatch) -> None:
+    def next_fresh(self: LeaseQueue, topic: Topic) -> int | None:
+        seq = max(self._fresh_from, topic.live_from)
+        while seq <= topic.head and (seq in self.jobs or not topic.is_live(seq)):
+            seq += 1
+        self._fresh_from = seq
+        return seq if seq <= topic.head else None
+
+    patch.setattr(LeaseQueue, "_next_fresh", next_fresh)
+
+
+def leases_that_ran_out_are_kept(patch: pytest.MonkeyPatch) -> None:
+    settle = LeaseQueue.settle
+
+    def lazy(self: LeaseQueue, topic: Topic, now_ms: int) -> None:
+        held = [job for job in self.jobs.values() if job.state is JobState.LEASED]
+        for job in held:
+            job.deadline_ms += 1
+        settle(self, topic, now_ms)
+        for job in held:
+            job.deadline_ms -= 1
+
+    patch.setattr(LeaseQueue, "settle", lazy)
+
+
+SABOTAGES: list[Patch] = [
+    tokens_are_ignored,
+    acks_do_not_wait_for_the_sync,
+    groups_are_ignored,
+    dead_letters_are_removed_before_they_arrive,
+    moved_records_are_not_recognised,
+    seqs_in_holes_are_taken_for_jobs,
+    leases_that_ran_out_are_kept,
+]
+
+
+@pytest.mark.parametrize("sabotage", SABOTAGES, ids=lambda sabotage: sabotage.__name__)
+def test_the_machine_notices_when(sabotage: Patch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of these breaks one promise. If the machine stays green, it proves nothing."""
+    sabotage(monkeypatch)
+    quick = settings(phases=(Phase.generate,), report_multiple_bugs=False, database=None, max_examples=200)
+    with pytest.raises((Violation, AssertionError)):
+        run_state_machine_as_test(QueueMachine, settings=quick)

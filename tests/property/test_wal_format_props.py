@@ -13,6 +13,10 @@ from shared.control_frames import (
     Control,
     FileEnded,
     Hole,
+    JobsDone,
+    JobsLeased,
+    JobsReleased,
+    LeaseRow,
     RecordsDeleted,
     Sealed,
     SealedTopic,
@@ -81,6 +85,12 @@ CONTROLS: st.SearchStrategy[Control] = st.one_of(
         SegmentsReplaced, st.lists(U64, max_size=3).map(tuple), st.lists(SEALED, max_size=2).map(tuple)
     ),
     st.builds(Session, st.text(), st.text()),
+    st.builds(
+        JobsLeased,
+        st.lists(st.builds(LeaseRow, U64, st.text(), U64, U64, st.text()), max_size=4).map(tuple),
+    ),
+    st.builds(JobsDone, st.lists(U64, max_size=6).map(tuple), st.booleans()),
+    st.builds(JobsReleased, st.lists(st.tuples(U64, U64), max_size=4).map(tuple)),
 )
 # An imported topic is a snapshot's topic: test_snapshot_props.
 OTHER_KINDS = (Kind.APPEND, Kind.TOPIC_IMPORT)
@@ -225,6 +235,7 @@ FIELD_NAMES = st.one_of(
         ["name", "epoch", "config", "reserve", "upto", "before", "match", "floor", "reason", "hole"]
     ),
     st.sampled_from(["segment", "digest", "size", "topics", "tier", "lsn", "old", "new", "boot_id", "more"]),
+    st.sampled_from(["leases", "seqs", "dead", "jobs"]),
 )
 
 
@@ -252,3 +263,46 @@ def test_maps_of_the_wrong_shape_raise_only_bad_bytes(kind: Kind, value: dict[st
 def test_absurd_cbor_is_refused(body: bytes) -> None:
     with pytest.raises(BadBytes):
         decode_control(framed(Kind.SYNCED, body))
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (Kind.JOBS_LEASED, {"leases": [[1, "t", 2, 3]]}),  # no node
+        (Kind.JOBS_LEASED, {"leases": [[1, "t", 2, 3, "n", 4]]}),
+        (Kind.JOBS_LEASED, {"leases": [[-1, "t", 2, 3, "n"]]}),
+        (Kind.JOBS_LEASED, {"leases": [[1, None, 2, 3, "n"]]}),
+        (Kind.JOBS_LEASED, {"leases": {"1": "t"}}),
+        (Kind.JOBS_DONE, {"seqs": [1, 2]}),
+        (Kind.JOBS_DONE, {"seqs": [1, "2"], "dead": False}),
+        (Kind.JOBS_DONE, {"seqs": [1], "dead": 0}),
+        (Kind.JOBS_RELEASED, {"jobs": [[1]]}),
+        (Kind.JOBS_RELEASED, {"jobs": [[1, -5]]}),
+        (Kind.JOBS_RELEASED, {"jobs": [1, 2]}),
+        (Kind.JOBS_RELEASED, {"jobs": [], "more": 1}),
+    ],
+)
+def test_a_frame_about_jobs_of_the_wrong_shape_is_refused(kind: Kind, body: dict[str, object]) -> None:
+    with pytest.raises(BadBytes):
+        decode_control(framed(kind, dump_map(body)))
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"jobs": [[0, 0, 0]]},
+        {"jobs": [[0, -1, 0, None]]},
+        {"jobs": [[0, 0, 1.5, None]]},
+        {"jobs": [[0, 0, True, None]]},
+        {"jobs": [[0, 0, 0, 7]]},
+        {"jobs": 3},
+        {"moved": [[0]]},
+        {"moved": [["0", "q:1:1"]]},
+        {"moved": [[0, None]]},
+    ],
+)
+def test_marks_of_the_wrong_shape_are_refused(extra: dict[str, object]) -> None:
+    cbor = dump_map(extra)
+    tail = cbor + len(cbor).to_bytes(4, "little")
+    with pytest.raises(BadBytes):
+        decode_append(framed(Kind.APPEND, build_append_body(1, 1, b"{},", 0, b"", tail), FLAG_EXTRA))
