@@ -89,6 +89,7 @@ class Engine:
         self._anchor_ms, self._anchor_at = 0, clock()
         self.commits = Committer(wal, state, settings, shard, clock)
         self._polls = LongPolls()
+        self._rewake: set[Topic] = set()  # topics whose readers could not all be answered in the last turn
         self.counters = EngineCounters()
         self.on_changed: list[Callable[[Topic], None]] = []  # told of each topic that changed in a turn
         self._handlers: dict[int, Callable[[Request], None]] = {
@@ -170,6 +171,8 @@ class Engine:
     def tick(self) -> None:
         now_ms = self.now_ms()
         self._answer_polls(self._polls.take_expired(now_ms), now_ms)
+        self.commits.changed |= self._rewake
+        self._wake_readers(now_ms)
         self.queues.tick(now_ms)
         self.commits.release_idle_reservations(now_ms)
 
@@ -453,6 +456,8 @@ class Engine:
         changed = self.commits.changed
         if not changed:
             return
+        changed |= self._rewake
+        self._rewake.clear()
         for topic in changed:
             for told in self.on_changed:
                 told(topic)
@@ -467,6 +472,11 @@ class Engine:
         topic, request = waiting.topic, waiting.request
         if topic.id not in self.state.catalog.by_id:
             request.fail(TopicNotFound(topic=topic.name))
+            return
+        if request.sink.full:
+            # Enough answers for one turn: this reader is woken again with the next.
+            self._polls.add(waiting.moved_to(waiting.result))
+            self._rewake.add(topic)
             return
         result = self.read(
             topic, waiting.cursor, waiting.view, now_ms, extents=request.option("inline") is not True

@@ -90,6 +90,7 @@ class _Told:
 
     on_answer: Callable[[int], None]
     then: Sink | None = None
+    full: bool = False
 
     def answer(
         self,

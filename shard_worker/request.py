@@ -14,6 +14,10 @@ Extents = Sequence[tuple[int, int, int]]
 class Sink(Protocol):
     """The link a request came from."""
 
+    @property
+    def full(self) -> bool:
+        """Have enough answers gathered for this turn?"""
+
     def answer(
         self,
         id: int,

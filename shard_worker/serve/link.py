@@ -164,9 +164,9 @@ class Link:
     def _send(self, frame: bytes, fds: list[int]) -> None:
         self._unsent.append((memoryview(frame), fds))
         self._unsent_bytes += len(frame)
+        self.send_more()
         if self._unsent_bytes > 4 * LINK_UNSENT_MAX_BYTES:
             raise LinkGone("the peer takes nothing any more")
-        self.send_more()
 
     def send_more(self) -> None:
         while self._unsent:

@@ -54,15 +54,15 @@ class Pushes:
         followed = self._followed.get(name)
         if followed is None:
             return
-        engine = self._engine
-        if engine.commits.sync_running:
-            if not engine.wal.unsynced:
-                self._syncing.append(_covered(followed))
-        elif followed.topic is not None and not engine.wal.unsynced:
-            followed.synced = followed.topic.head
-        if followed.topic is not None and followed.topic.config.durability in _NEVER_WAITS:
-            followed.synced = followed.topic.head
-        if followed.synced:
+        topic, engine = followed.topic, self._engine
+        if engine.commits.sync_running and not engine.wal.unsynced:
+            self._syncing.append(_covered(followed))
+        if topic is None:
+            return
+        nothing_open = not engine.wal.unsynced and not engine.commits.sync_running
+        if nothing_open or topic.config.durability in _NEVER_WAITS:
+            followed.synced = topic.head
+        if followed.synced or not topic.head:
             link.notify(TopicSynced(name, followed.synced))
 
     def unsubscribe(self, link: Link, name: str) -> None:

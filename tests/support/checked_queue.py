@@ -224,6 +224,16 @@ class CheckedQueue:
             self.kill()
             return
         self.take_answers()
+        if self.faulty and not self._may_fail():
+            self.faulty = False
+
+    def _may_fail(self) -> bool:
+        """Is a fault armed, is the shard read-only, or is something on its way that was begun before?"""
+        armed = any(
+            fault.times is None or fault.seen < fault.nth + fault.times - 1 for fault in self.disk._faults
+        )
+        commits = self.driver.engine.commits
+        return armed or commits.read_only is not None or not commits.idle
 
     def submit(self, op: int, topic: str, body: object, options: Any = None) -> Call | None:
         try:
@@ -267,8 +277,6 @@ class CheckedQueue:
     def tick(self) -> None:
         self.guard(self.driver.tick)
         self.guard(self.driver.commit)
-        if self.driver.engine.commits.read_only is None and not self.disk._faults:
-            self.faulty = False
 
     def settle(self) -> None:
         """Nothing is on its way any more, also not between the topics."""
@@ -743,9 +751,19 @@ class CheckedQueue:
         for job in list(self.jobs.values()):
             self._judge(job, records, letters, power_lost=power_lost)
         self.dead = {number for number in letters if number not in self.jobs}
-        self.moving_back = set()
         self.faulty = False
+        if self.moving_back & set(letters) & records.keys():
+            self._repeat_redrive(len(self.moving_back))
+        self.moving_back = set()
         self.check_everything()
+
+    def _repeat_redrive(self, limit: int) -> None:
+        """Who was not answered asks again: the letters go, and their jobs are not doubled."""
+        before = self.driver.peek(QUEUE)
+        answer = self.driver.redrive(DEAD, QUEUE, limit=limit)
+        check(answer.ok and answer.json["moved"] == limit, "a redrive that was repeated", answer, limit)
+        check(self.driver.peek(QUEUE) == before, "a redrive that was repeated doubled jobs", before)
+        check(not self.moving_back & set(self._dead_letters()), "letters that were moved are still there")
 
     def take_answers_of_the_dead(self) -> None:
         """Answers that were given in the last moment count; nobody looks at the process any more."""

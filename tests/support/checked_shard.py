@@ -565,6 +565,8 @@ class CheckedShard:
 
     def _answer(self, op: int, name: str, body: object, options: dict[str, object]) -> Answer:
         call = self._submit(op, name, body, options)
+        if call is None:  # the disk failed under it, and the process was restarted: ask again
+            call = self._submit(op, name, body, options)
         assert call is not None and call.answer is not None, "reads are answered at once"
         return call.answer
 

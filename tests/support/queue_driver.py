@@ -256,6 +256,8 @@ def decision(
 class _PeerSink:
     """Where the other shard's answer goes."""
 
+    full = False
+
     on_answer: OnAnswer
 
     def answer(

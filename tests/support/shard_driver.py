@@ -85,6 +85,8 @@ class Call:
 class _Sink:
     """Stands for one link. Extents are read at once: later the file may be gone."""
 
+    full = False
+
     def __init__(self, read_extent: Callable[[int, int, int], bytes]) -> None:
         self._read_extent = read_extent
         self.calls: dict[int, Call] = {}

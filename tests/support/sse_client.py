@@ -133,6 +133,7 @@ class SseClient:
         self.comments: list[str] = []
         self.raw = b""
         self._waiting: list[Frame] = []
+        self.last_id = last_id or ""
         self._read_head()
 
     def _read_head(self) -> None:
@@ -175,10 +176,6 @@ class SseClient:
         found: Json = json.loads(self.body)["error"]
         return found
 
-    @property
-    def last_id(self) -> str:
-        return self.parser.last_id
-
     def receive(self, size: int = 65536) -> bool:
         """Take what has come; False at the end of the stream."""
         if self._chunks.ended:
@@ -189,13 +186,16 @@ class SseClient:
 
     def frames(self, count: int = 1) -> list[Frame]:
         while len(self._waiting) < count:
-            assert self.receive(), f"the stream ended after {self._waiting}"
-        found, self._waiting = self._waiting[:count], self._waiting[count:]
-        return found
+            going_on = self.receive()
+            assert going_on or len(self._waiting) >= count, f"the stream ended after {self._waiting}"
+        return self.taken(count)
 
-    def taken(self) -> list[Frame]:
-        """Those that have come, without waiting."""
-        found, self._waiting = self._waiting, []
+    def taken(self, count: int | None = None) -> list[Frame]:
+        """Those that have come, without waiting. `last_id` is that of the last one handed out."""
+        count = len(self._waiting) if count is None else count
+        found, self._waiting = self._waiting[:count], self._waiting[count:]
+        if found:
+            self.last_id = found[-1].id or self.last_id
         return found
 
     def next(self, event: str | None = None) -> Frame:
@@ -218,8 +218,7 @@ class SseClient:
         while self.receive():
             pass
         assert self._chunks.ended, "the connection broke"
-        found, self._waiting = self._waiting, []
-        return found
+        return self.taken()
 
     def silent_for(self, seconds: float) -> bool:
         """Does nothing but comments come for a while?"""

@@ -333,9 +333,10 @@ def test_descriptors_are_closed_when_they_have_left_or_their_link_has_gone(tmp_p
     both.link.answer(ids[0], 200, b"", None, extents_of(1))
     both.flush()  # has left
     both.link.answer(ids[1], 200, b"x" * (4 * MiB))
-    both.link.answer(ids[2], 200, b"", None, extents_of(2))
     both.flush()
-    both.link.answer(ids[2] + 1, 200, b"", None, extents_of(3))  # waits for the end of the turn
+    both.link.answer(ids[2], 200, b"", None, extents_of(2))
+    both.flush()  # waits behind the large one
+    both.link.answer(ids[3], 200, b"", None, extents_of(3))  # waits for the end of the turn
     assert both.link.blocked
     both.peer.receive()
     both.close()
