@@ -86,3 +86,62 @@ def test_an_event_source_outlives_a_worker(tmp_path: Path) -> None:
                 reports = page.wait(lambda reports: len(received(reports)) >= 2)
                 assert received(reports) == [0, 1] and opened(reports) == 1
         assert server.stop() == 0
+
+
+# What a page does that must outlive the server itself: sessions do not, but the page knows where it stands.
+SCRIPT_OF_A_CAREFUL_PAGE = """
+const topics = {t: {from_seq: 0}};
+async function watch() {
+  try {
+    const answer = await fetch(api + "/v0/watch", {
+      method: "POST", headers: {"Content-Type": "application/json"}, body: JSON.stringify({topics}),
+    });
+    if (!answer.ok) throw new Error(answer.status);
+    const source = new EventSource(api + (await answer.json()).stream_url);
+    source.onopen = () => report({open: true});
+    source.addEventListener("record", (event) => {
+      const data = JSON.parse(event.data);
+      topics[data.topic].from_seq = data.to_seq;
+      report({event: "record", data});
+    });
+    source.onerror = () => {
+      report({error: source.readyState});
+      if (source.readyState === EventSource.CLOSED) watch();
+    };
+  } catch {
+    setTimeout(watch, 200);
+  }
+}
+watch();
+"""
+
+
+def test_a_page_outlives_the_server(tmp_path: Path) -> None:
+    values = [0]
+    with TcpRelay(0) as relay:
+        page: Page | None = None
+        try:
+            for start in range(3):
+                with LiveServer(tmp_path / "data", shards=2) as server:
+                    server.wait_serving()
+                    relay.target_port = server.port
+                    with server.client() as client:
+                        client.append("t", *(values if start == 0 else [start * 10]))
+                        if start:
+                            values.append(start * 10)
+                        if page is None:
+                            page = Page(SCRIPT_OF_A_CAREFUL_PAGE, api_port=relay.port)
+                            page.__enter__()
+                        before = opened(page.reports)
+                        page.wait(lambda reports: received(reports) == values)
+                        client.append("t", start * 10 + 1)
+                        values.append(start * 10 + 1)
+                        reports = page.wait(lambda reports: received(reports) == values)
+                        assert opened(reports) > before or start == 0
+                    if start == 1:
+                        server.signal(9)  # this one goes without a goodbye
+                    else:
+                        assert server.stop() == 0
+        finally:
+            if page is not None:
+                page.__exit__(None, None, None)

@@ -1,7 +1,7 @@
 """A page in headless Chromium: the real `EventSource`, not our idea of it.
 
-The page reports to the test over HTTP, so nothing but the browser is needed. `python -m tests.support.chromium` installs
-Debian's Chromium if it is missing and we are root.
+The page reports to the test over HTTP, so nothing but the browser is needed. If that is missing and we are root,
+`python -m tests.support.chromium` installs Debian's.
 """
 
 from __future__ import annotations

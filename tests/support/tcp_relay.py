@@ -12,7 +12,7 @@ from typing import Self
 
 class TcpRelay:
     def __init__(self, target_port: int) -> None:
-        self._target_port = target_port
+        self.target_port = target_port  # may change: a server that comes back has another one
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._pairs: set[tuple[socket.socket, socket.socket]] = set()
@@ -54,7 +54,7 @@ class TcpRelay:
                 return
             self.connections += 1
             try:
-                server = socket.create_connection(("127.0.0.1", self._target_port))
+                server = socket.create_connection(("127.0.0.1", self.target_port))
             except OSError:
                 _reset(client)
                 continue
