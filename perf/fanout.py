@@ -2,8 +2,8 @@
 
 A record is written when every watcher has the one before; its latency at each watcher is the time from just before the
 write to its arrival. Deliveries per second come from a writer that keeps a few writes under way. The servers are up all
-the time and measured in turns. The load generator is one process for all connections, on the same machine: it is slower
-than any of the servers at receiving, so the tail at 1000 watchers is partly its own, for all three alike. Compare within
+the time and measured in turns. The load generator is one process for all connections, on the same machine: it receives
+more slowly than the servers send, so the tail at 1000 watchers is partly its own, for all three alike. Compare within
 one run only.
 
 topicsd: SSE streams over the `disk` class. Redis: clients blocked in XREAD on a stream (`appendfsync everysec`), asking
@@ -35,6 +35,7 @@ from perf.fanout_clients import (
     XaddWriter,
     XreadWatching,
     connect,
+    receive_answer,
     receive_until,
     token,
 )
@@ -172,7 +173,7 @@ def ours(directory: str) -> Iterator[System]:
     with topicsd(directory) as server:
         first = HttpWriter(server.port)
         first.write(0)
-        receive_until(first.sock, b"}}")
+        receive_answer(first.sock)
 
         def watch(count: int) -> list[Watching]:
             found = [SseWatching(server.port, first.sock) for _ in range(count)]
@@ -232,7 +233,7 @@ def idle(directory: str, count: int) -> Row:
     with topicsd(directory) as server:
         writer = HttpWriter(server.port)
         writer.write(0)
-        receive_until(writer.sock, b"}}")
+        receive_answer(writer.sock)
         before_kib = _gateway_kib(server)
         watchers = []
         for _ in range(count):

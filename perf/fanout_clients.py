@@ -20,9 +20,6 @@ def token(number: int) -> bytes:
     return b"@%08d@" % number
 
 
-TOKEN_BYTES = len(token(0))
-
-
 class Watching(Protocol):
     """One watcher's connection."""
 
@@ -55,6 +52,15 @@ def receive_until(sock: socket.socket, mark: bytes) -> bytes:
     return data
 
 
+def receive_answer(sock: socket.socket) -> bytes:
+    """The body of one HTTP answer; nothing may follow it."""
+    head, _, body = receive_until(sock, b"\r\n\r\n").partition(b"\r\n\r\n")
+    length = int(head.lower().partition(b"content-length:")[2].split(b"\r\n")[0])
+    while len(body) < length:
+        body += sock.recv(65536)
+    return body
+
+
 # --- topicsd ----------------------------------------------------------------------------------------------
 
 
@@ -62,8 +68,7 @@ class SseWatching:
     def __init__(self, port: int, setup: socket.socket, options: dict[str, object] | None = None) -> None:
         body = json.dumps({"topics": {TOPIC: {"tail": True}}, **(options or {})}).encode()
         setup.sendall(http_request("/v0/watch", body))
-        answer = receive_until(setup, b"}}")
-        url = json.loads(answer.partition(b"\r\n\r\n")[2])["stream_url"]
+        url = json.loads(receive_answer(setup))["stream_url"]
         self.sock = connect(port)
         self.sock.sendall(f"GET {url} HTTP/1.1\r\nHost: x\r\nAccept: text/event-stream\r\n\r\n".encode())
 
@@ -104,6 +109,8 @@ class XreadWatching:
     def took(self, data: bytes) -> None:
         # … *2 $15 <id> *4 $1 n $10 <token> …: the last id stands in front of the last entry's fields.
         at = data.rfind(b"\r\n*4\r\n")
+        if at < 0:
+            return
         start = data.rfind(b"\r\n", 0, at) + 2
         self.last_id = data[start:at]
 
