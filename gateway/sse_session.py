@@ -15,7 +15,7 @@ from shared.api_keys import ApiKey
 if TYPE_CHECKING:
     from gateway.watch_hub import WatchHub
 
-_LOOK_MS = 10_000  # how often a stream that is open is looked at, at the least
+_LOOK_MS = 15_000  # how often a stream that is open is looked at, at the least: a stall must not go unnoticed
 
 
 class SseSession(Watcher):

@@ -193,6 +193,7 @@ class Subscriptions:
         watched.watchers[watcher] = None
         for shard, link in enumerate(self._shards.links):
             if shard in watched.known:
+                self._settle_unknown(prefix, shard)
                 watcher.prefix_known(prefix, self._existing(prefix, shard))
             elif link.up:
                 self._subscribe_prefix(watched, shard)
@@ -250,21 +251,25 @@ class Subscriptions:
                 self._later(WATCH_RETRY_MS, partial(self._ask_prefix_again, watched, shard))
             return
         entries = decode_entries(reply.body)
-        named = {entry[0] for entry in entries}
         for entry in entries:
             self._take_entry(self.feed(entry[0]), entry)
-        for feed in list(self._feeds.values()):
-            # What a reader remembers and the shard does not name was deleted meanwhile.
-            if feed.shard == shard and feed.name.startswith(watched.prefix) and feed.name not in named:
-                feed.absent()
+        self._settle_unknown(watched.prefix, shard)
+        asked_before = shard in watched.known
         watched.known.add(shard)
         if watched.prefix not in self._prefixes:
             # Everybody has left while the shard was being asked.
             self._shards.request_shard(shard, Op.UNSUBSCRIBE_PREFIX, watched.prefix, None, _ignore)
-        for watcher in list(watched.watchers):
-            watcher.prefix_known(watched.prefix, self._existing(watched.prefix, shard))
+        if not asked_before:
+            for watcher in list(watched.watchers):
+                watcher.prefix_known(watched.prefix, self._existing(watched.prefix, shard))
         if then is not None:
             then(entries)
+
+    def _settle_unknown(self, prefix: str, shard: int) -> None:
+        """What a reader remembers and a shard that has named all its topics has not named, was deleted meanwhile."""
+        for feed in list(self._feeds.values()):
+            if not feed.known and feed.shard == shard and feed.name.startswith(prefix):
+                feed.absent()
 
     def _ask_prefix_again(self, watched: _Prefix, shard: int) -> None:
         current = self._prefixes.get(watched.prefix) is watched

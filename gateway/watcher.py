@@ -75,6 +75,8 @@ class Watcher:
         self._ids = IdMap(self.readers.values())
         for reader in list(self.readers.values()):
             self.attach_reader(reader)
+            if not self.is_open:
+                return  # every topic was gone
         for prefix in list(self.prefixes):
             self._subscriptions.watch_prefix(prefix, self)
 
@@ -213,6 +215,8 @@ class Watcher:
         raise NotImplementedError
 
     def want(self, reader: Reader) -> None:
+        if self.blocked:
+            reader.fall_behind()
         self._due[reader] = None
         self.pump()
 

@@ -279,7 +279,7 @@ class WebSocketConnection:
                 for name, reader in watcher.readers.items()
                 if not reader.named
                 and name.startswith(prefix)
-                and not name.startswith((*watcher.prefixes, "\0"))
+                and not name.startswith(tuple(watcher.prefixes))
             ]
         left = [name for name in names if name in watcher.readers]
         for name in left:

@@ -82,6 +82,7 @@ def test_an_event_source_outlives_a_worker(tmp_path: Path) -> None:
                 page.wait(lambda reports: any(report.get("event") == "caught-up" for report in reports))
                 server.kill_child("shard-0")
                 server.wait_child_ready("shard-0", count=2)
+                server.wait_serving()
                 client.append("t", 1)
                 reports = page.wait(lambda reports: len(received(reports)) >= 2)
                 assert received(reports) == [0, 1] and opened(reports) == 1

@@ -393,6 +393,59 @@ def test_prefixes_follow_topics_that_are_created_later() -> None:
     assert client.events() == [("caught-up", "chat:1:0"), ("record", "chat:1:1")]
 
 
+def test_a_topic_of_a_prefix_that_was_deleted_while_away_is_told_though_others_still_watch_the_prefix() -> (
+    None
+):
+    harness = WatchHarness()
+    harness.shards.write("p1")
+    harness.client(prefixes={"p": {}})
+    wid = harness.watch(prefixes={"p": {}})["wid"]
+    client = harness.open(wid)
+    harness.shards.settle()
+    client.take()
+    client.vanish()
+    harness.shards.delete("p1")
+    harness.shards.settle()
+    again = harness.open(wid, client.last_id)
+    harness.shards.settle()
+    assert again.events() == [("topic-deleted", "p1:1 deleted")]
+
+
+def test_a_blocked_reader_of_another_view_is_told_when_it_has_caught_up() -> None:
+    harness = WatchHarness()
+    client = _live(harness, include_tags=True)
+    client.block()
+    harness.shards.write("a")
+    harness.shards.settle()
+    harness.shards.write("a")
+    harness.shards.settle()
+    client.unblock()
+    harness.shards.settle()
+    assert client.events() == [("record", "a:2,3"), ("caught-up", "a:3")]
+
+
+def test_one_of_two_topics_gone_before_and_the_other_while_away_ends_the_next_stream_cleanly() -> None:
+    for order in (("a", "b"), ("b", "a")):
+        harness = WatchHarness()
+        for topic in order:
+            harness.shards.write(topic)
+        wid = harness.watch(topics={topic: {} for topic in order})["wid"]
+        client = harness.open(wid)
+        harness.shards.settle()
+        harness.shards.delete("a")
+        harness.shards.settle()
+        client.vanish()
+        harness.shards.delete("b")
+        harness.pass_time(10)
+        harness.shards.settle()
+        again = harness.open(wid)
+        harness.shards.settle()
+        assert ("topic-deleted", "b:1 deleted") in again.events() and again.stream.ended
+        harness.pass_time(10)
+        harness.shards.settle()
+        assert len(harness.hub.subscriptions) == 0 and not harness.shards.links[0].subscribed
+
+
 def test_a_prefix_that_matches_nothing_waits() -> None:
     harness = WatchHarness(shards=2)
     client = harness.client(prefixes={"p": {}})
