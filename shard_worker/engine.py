@@ -453,7 +453,8 @@ class Engine:
             request.sink.answer(request.id, 200, head + result.records_json() + tail, timings)
 
     def _wake_readers(self, now_ms: int) -> None:
-        changed = self.commits.changed
+        # Taken over first: who is woken may change topics, and those are for the next round.
+        changed, self.commits.changed = self.commits.changed, set()
         if not changed:
             return
         changed |= self._rewake
@@ -466,7 +467,6 @@ class Engine:
             if topic.waiters:
                 for waiting in self._polls.take(topic):
                     self._retry_poll(waiting, now_ms)
-        changed.clear()
 
     def _retry_poll(self, waiting: Waiting, now_ms: int) -> None:
         topic, request = waiting.topic, waiting.request
