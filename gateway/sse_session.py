@@ -115,7 +115,7 @@ class SseSession(Watcher):
             return super().push_live(reader, event, seq)
         # By far the most common case: the very same bytes go to everyone who watches just this topic.
         if not self._taken(self.stream, event.frame_alone(reader.name, seq)):
-            self.blocked = True
+            self._refused()
             return False
         self._ids.move(reader, seq)
         reader.seq = seq
@@ -149,7 +149,7 @@ class SseSession(Watcher):
         idle_ms = now_ms - self._sent_at_ms
         if idle_ms >= self._heartbeat_ms and not self.blocked:
             if not self._taken(stream, Frame(sse.heartbeat(self._hub.wall_ms()))):
-                self.blocked = True
+                self._refused()
             idle_ms = 0
         if self.stream is not None:
             self.arm(min(max(1, self._heartbeat_ms - idle_ms), _LOOK_MS))

@@ -71,7 +71,7 @@ class Watcher:
 
     def attach(self) -> None:
         """The stream is open: subscribe everything. Readers settle as soon as their topics are known."""
-        self.is_open = True
+        self.is_open, self.blocked = True, False
         self._ids = IdMap(self.readers.values())
         for reader in list(self.readers.values()):
             self.attach_reader(reader)
@@ -257,8 +257,13 @@ class Watcher:
             return False
         if self._push(steps):
             return True
-        self.blocked = True
+        self._refused()
         return False
+
+    def _refused(self) -> None:
+        # A push may find the client gone, and then all is over already. Nobody would ever say that a closed stream
+        # takes more, so a mark left on it would silence the next one.
+        self.blocked = self.is_open
 
     def push_live(self, reader: Reader, event: Event, seq: int) -> bool:
         if not self._send([*self._notes.values(), Step(event, reader, seq)]):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from tests.support.sse_client import Frame, SseParser
-from tests.unit.gateway.watch_harness import Client, WatchHarness
+from tests.unit.gateway.watch_harness import Client, WatchHarness, stream_of
 
 # Few of each, so that things happen to the same ones: on two shards, by name and by prefix.
 TOPICS = ("a", "p1")
@@ -162,7 +162,7 @@ class WatchMachine(RuleBasedStateMachine):
             assert "prefixes" not in self.watch
             self.books.ended = True
             return
-        self.client = Client(exchange.stream)
+        self.client = Client(stream_of(exchange))
         self.client.parser = SseParser(last_id=last or "")
 
     @rule(blocked=st.booleans(), then=steps)
@@ -194,6 +194,16 @@ class WatchMachine(RuleBasedStateMachine):
             self.connect()
             self._then(then)
 
+    @rule(then=steps)
+    def break_while_sending(self, then: Step) -> None:
+        """The connection is gone, and only the next push finds out."""
+        if self.client is not None and self.books.last_id is not None:
+            self.client.stream.breaks = True
+            self._then(then)
+            if self.client is not None and self.client.stream.gone and not self.client.stream.ended:
+                self.books.take(self.client.take())
+                self.client = None
+
     @rule()
     def read(self) -> None:
         if self.client is not None:
@@ -215,6 +225,10 @@ class WatchMachine(RuleBasedStateMachine):
         for topic in self.shards.logs:
             self.shards.push(topic)
             self.shards.sync(topic)
+        if self.client is not None and self.client.stream.breaks:
+            self.client.vanish()
+            self.books.take(self.client.take())
+            self.client = None
         self.connect()
         if self.client is not None:
             self.client.unblock()

@@ -233,6 +233,44 @@ def test_a_page_that_the_stream_refuses_is_read_again() -> None:
     assert client.events() == [("record", "a:1,2,3"), ("caught-up", "a:3")]
 
 
+def test_a_client_found_gone_by_a_live_push_leaves_nothing_that_silences_its_next_stream() -> None:
+    harness = WatchHarness()
+    harness.shards.write("a")
+    wid = harness.watch(topics={"a": {}})["wid"]
+    client = harness.open(wid)
+    harness.shards.settle()
+    client.take()
+    client.stream.breaks = True
+    harness.shards.write("a")
+    harness.shards.settle()
+    assert client.stream.gone and harness.hub.streams.count == 0
+    again = harness.open(wid)
+    harness.shards.settle()
+    assert again.events() == [("record", "a:2"), ("caught-up", "a:2")]
+    harness.shards.write("a")
+    harness.shards.settle()
+    assert again.events() == [("record", "a:3")]
+
+
+def test_a_client_found_gone_by_a_page_or_a_heartbeat_comes_back_to_a_stream_that_speaks() -> None:
+    harness = WatchHarness()
+    harness.shards.write("a", 3)
+    wid = harness.watch(topics={"a": {}}, heartbeat_ms=1000)["wid"]
+    client = harness.open(wid)
+    client.stream.breaks = True
+    harness.shards.settle()
+    assert client.stream.gone and client.events() == []
+    client = harness.open(wid)
+    harness.shards.settle()
+    assert client.events() == [("record", "a:1,2,3"), ("caught-up", "a:3")]
+    client.stream.breaks = True
+    harness.pass_time(2)
+    assert client.stream.gone
+    again = harness.open(wid)
+    harness.shards.settle()
+    assert again.events() == [("caught-up", "a:3")]
+
+
 def test_thirty_seconds_without_progress_end_the_stream_and_keep_the_session() -> None:
     harness = WatchHarness()
     harness.shards.write("a")

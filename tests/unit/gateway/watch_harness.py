@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import Any
 
-from gateway.exchange import RecordedExchange, RecordedStream
+from gateway.exchange import Frame as StreamFrame
+from gateway.exchange import RecordedExchange, RecordedStream, Stream, StreamHead
 from gateway.service import Api
 from gateway.watch_hub import HubOptions, WatchHub
 from tests.support.log_shards import LogShards
@@ -13,6 +15,35 @@ from tests.support.sse_client import Comment, Frame, SseParser
 from tests.unit.gateway.api_harness import settings
 
 Json = dict[str, Any]
+
+
+@dataclass(slots=True)
+class HarnessStream(RecordedStream):
+    """May find its client gone while it sends, as a socket does: the push is taken, and everything is over."""
+
+    breaks: bool = False
+
+    def push(self, frame: StreamFrame) -> bool:
+        if self.breaks and not (self.gone or self.blocked):
+            self.lose()
+            return True
+        # Not super(): a slotted dataclass is made twice, and the name would mean the first one.
+        return RecordedStream.push(self, frame)
+
+    def lose(self) -> None:
+        if not self.gone:
+            self.gone = True
+            callbacks, self.gone_callbacks = self.gone_callbacks, []
+            for callback in callbacks:
+                callback()
+
+
+@dataclass(slots=True)
+class HarnessExchange(RecordedExchange):
+    def respond_stream(self, head: StreamHead) -> Stream:
+        assert self.response is None and self.stream is None, "an exchange is answered once"
+        self.stream = HarnessStream(head)
+        return self.stream
 
 
 class WatchHarness:
@@ -42,7 +73,7 @@ class WatchHarness:
         path, _, query = path.partition("?")
         raw = b"" if body is None else json.dumps(body).encode()
         sent = ({"content-type": "application/json"} if raw else {}) | (headers or {})
-        exchange = RecordedExchange(method, path, query, sent, raw)
+        exchange = HarnessExchange(method, path, query, sent, raw)
         self.api.handle(exchange)
         return exchange
 
@@ -65,8 +96,7 @@ class WatchHarness:
         if last_id is not None:
             headers["last-event-id"] = last_id
         exchange = self.call("GET", f"/v0/watch/{wid}", headers=headers)
-        assert exchange.stream is not None, exchange.response
-        return Client(exchange.stream)
+        return Client(stream_of(exchange))
 
     def client(self, **body: object) -> Client:
         """A session with its stream, caught up."""
@@ -76,7 +106,7 @@ class WatchHarness:
 
 
 class Client:
-    def __init__(self, stream: RecordedStream) -> None:
+    def __init__(self, stream: HarnessStream) -> None:
         self.stream = stream
         self.parser = SseParser()
         self.comments: list[str] = []
@@ -105,11 +135,12 @@ class Client:
             self.stream.writable_callback()
 
     def vanish(self) -> None:
-        if not self.stream.gone:
-            self.stream.gone = True
-            callbacks, self.stream.gone_callbacks = self.stream.gone_callbacks, []
-            for callback in callbacks:
-                callback()
+        self.stream.lose()
+
+
+def stream_of(exchange: RecordedExchange) -> HarnessStream:
+    assert isinstance(exchange.stream, HarnessStream), exchange.response
+    return exchange.stream
 
 
 def brief(frame: Frame) -> str:
