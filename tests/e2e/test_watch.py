@@ -258,8 +258,6 @@ def test_resume_by_session_and_by_last_event_id(plain_client: ApiClient) -> None
     plain_client.fails(400, "invalid_request", "GET", url, headers={"Last-Event-ID": "?"})
 
 
-# Open: on a busy machine a stream that was cut and opened again can stay silent although there is more to send.
-@pytest.mark.exhaustive
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     topic_count=st.integers(1, 3),
