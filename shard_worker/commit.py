@@ -240,6 +240,11 @@ class Committer:
 
     # --- syncing ----------------------------------------------------------------------------------------
 
+    @property
+    def needs_sync(self) -> bool:
+        """Is there anything a sync would settle? A barrier has no bytes of its own, and waits all the same."""
+        return self._wal.unsynced or bool(self._waiting)
+
     def sync_due(self, now_ms: int) -> bool:
         if self.sync_running:
             return False

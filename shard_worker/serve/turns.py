@@ -125,13 +125,13 @@ class TurnLoop:
                 # Only background data is unsynced: let it gather, unless somebody starts to wait for a sync.
                 with trio.move_on_after(interval_s / 4):
                     await self._sync_wanted.wait()
-                if engine.wal.unsynced:
+                if engine.commits.needs_sync:
                     self._sync_wanted.set()
                 continue
             # Not to be cancelled half-way: we could not say whether the group is durable.
             with trio.CancelScope(shield=True):
                 await self._sync()
-            if not engine.wal.unsynced:
+            if not engine.commits.needs_sync:
                 self._sync_wanted = trio.Event()
             self._end_turn()
 
@@ -243,7 +243,7 @@ class TurnLoop:
                 self._drop(fd)
                 continue
             self._update_mask(fd, link)
-        if engine.wal.unsynced and not engine.commits.sync_running:
+        if engine.commits.needs_sync and not engine.commits.sync_running:
             self._sync_wanted.set()
         if self._shard.maintenance.due:
             self._work_wanted.set()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from shared.routing import shard_for
 from tests.support.api_client import ApiClient, fresh
+from tests.support.live_server import LiveServer
 
 DEFAULTS: dict[str, Any] = {
     "type": "log",
@@ -477,3 +479,13 @@ def test_a_recreated_topic_has_default_config_and_forgets_idempotency_keys(clien
     assert client.append(topic, "new", idempotency_key="k")["deduped"] is False
     assert client.state(topic)["config"] == DEFAULTS
     assert client.values(topic) == ["new"]
+
+
+def test_an_unchanged_config_is_answered_while_a_sync_runs(server: LiveServer) -> None:
+    name = fresh("t")
+    with server.client() as writer, server.client() as other, ThreadPoolExecutor(1) as pool:
+        other.put(name, durability="fsync")
+        for number in range(200):
+            written = pool.submit(writer.write, name, {"data": number})
+            other.put(name, durability="fsync")
+            written.result()

@@ -76,3 +76,23 @@ def test_p09_times_of_records_never_go_back() -> None:
     assert before + 50 <= engine.now_ms() <= before + 51
     time.wall.advance(2 * HOUR_MS)
     assert engine.now_ms() == time.wall()
+
+
+def test_an_answer_that_waits_behind_a_running_sync_asks_for_the_next_one() -> None:
+    time, sink = SteppedTime(), Collected()
+    engine = opened(time).engine
+    config = b'{"durability":"fsync"}'
+    engine.submit(Request(sink, 1, Op.PUT_TOPIC, "t", config, None))
+    engine.sync_now()
+    engine.submit(Request(sink, 2, Op.APPEND, "t", b'{"records":[{"data":1}]}', None))
+    engine.commit()
+    running = engine.begin_sync()
+    engine.submit(Request(sink, 3, Op.PUT_TOPIC, "t", config, None))
+    engine.commit()
+    running.run()
+    engine.finish_sync(running)
+    assert 3 not in sink.statuses and not engine.wal.unsynced
+    assert engine.commits.needs_sync and engine.sync_due()
+    engine.sync_now()
+    assert sink.statuses[3] == 200
+    assert not engine.commits.needs_sync
