@@ -62,6 +62,9 @@ class FileSystem(Protocol):
 
     def open(self, path: str, *, write: bool = False) -> File: ...
     def rename(self, old: str, new: str) -> None: ...
+    def rename_new(self, old: str, new: str) -> None:
+        """Like `rename`, but FileExistsError if the new name is taken, whoever took it and when."""
+
     def unlink(self, path: str) -> None: ...
     def sync_dir(self, path: str) -> None: ...
 
@@ -234,6 +237,19 @@ class RealFileSystem(FileSystem):
 
     def rename(self, old: str, new: str) -> None:
         os.rename(old, new)
+
+    def rename_new(self, old: str, new: str) -> None:
+        try:
+            os.link(old, new)
+        except OSError as err:
+            if err.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
+                raise
+            # No hard links here (FAT, some network mounts): two writers at the same instant are not told apart.
+            if self.exists(new):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), new) from None
+            os.rename(old, new)
+            return
+        os.unlink(old)
 
     def unlink(self, path: str) -> None:
         os.unlink(path)

@@ -456,6 +456,12 @@ class FakeDisk(FileSystem):
                 _fail(errno.EISDIR, new)
             self._record((old_parent, old_name, None), (new_parent, new_name, node))
 
+    def rename_new(self, old: str, new: str) -> None:
+        with self._lock:
+            if self.exists(new):
+                _fail(errno.EEXIST, new)
+            self.rename(old, new)
+
     def unlink(self, path: str) -> None:
         with self._lock:
             self._admit("unlink", path)
