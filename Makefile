@@ -17,7 +17,7 @@ serve: $(RUNTIME) ## run the server here (settings: docs/configuration.md)
 	$(BIN)/topicsd serve
 
 test: lint ## lint, types, and all tests but the long ones
-	$(BIN)/python -m pytest -m "not exhaustive"
+	$(BIN)/python -m pytest -m "not exhaustive" --numprocesses 2 --dist loadgroup
 
 test-exhaustive: $(DEV) ## the long matrices; prints the number of crash points
 	$(BIN)/python -m pytest -m exhaustive -s --timeout 0 --hypothesis-profile=exhaustive

@@ -30,6 +30,11 @@ def find_socket_dir(data_dir: str) -> str:
 
 def make_socket_dir(data_dir: str) -> str:
     path = find_socket_dir(data_dir)
+    if len(os.fsencode(socket_path(path, _HIGHEST_SHARD))) > SOCKET_PATH_MAX_BYTES:
+        raise StartRefused(
+            Exit.BAD_SETTINGS,
+            f"data_dir: the path is too long for sockets, and so is {path}: use a shorter data_dir or TMPDIR",
+        )
     try:
         os.mkdir(path, 0o700)
     except FileExistsError:

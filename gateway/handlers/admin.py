@@ -47,7 +47,8 @@ def ready(call: Call) -> None:
         if not link.up:
             shards[-1]["reason"] = api.why_not_ready(link)
     if not all(link.up for link in links):
-        error = NotReady(replay_progress=round(api.replay_progress(), 3))
+        # Never 1: a worker that has replayed everything may still be on its way to us.
+        error = NotReady(replay_progress=min(round(api.replay_progress(), 3), 0.999))
         error.detail = {**(error.detail or {}), "shards": shards}
         raise error
     body = _encoder.encode(

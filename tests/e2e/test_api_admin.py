@@ -6,6 +6,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import string
 from importlib.metadata import version
 from typing import Any
 
@@ -188,9 +189,9 @@ def test_a_gzip_body_is_read_also_in_several_members(client: ApiClient, parts: i
     ("raw", "encoding", "status", "code"),
     [
         (b"not gzip", "gzip", 400, "invalid_request"),
-        (gzip.compress(BODY)[:-4], "gzip", 400, "invalid_request"),
-        (gzip.compress(BODY)[:-8] + b"\0" * 8, "gzip", 400, "invalid_request"),
-        (gzip.compress(BODY) + b"tail", "gzip", 400, "invalid_request"),
+        (gzip.compress(BODY, mtime=0)[:-4], "gzip", 400, "invalid_request"),
+        (gzip.compress(BODY, mtime=0)[:-8] + b"\0" * 8, "gzip", 400, "invalid_request"),
+        (gzip.compress(BODY, mtime=0) + b"tail", "gzip", 400, "invalid_request"),
         (BODY, "br", 415, "unsupported_media_type"),
         (BODY, "gzip, gzip", 415, "unsupported_media_type"),
     ],
@@ -349,7 +350,8 @@ SCRIPT: list[tuple[str, str, dict[str, str], bytes | None]] = [
 def test_the_lanes_give_the_same_status_headers_and_bodies(server: LiveServer) -> None:
     base = fresh("same")
     one = f"{base}-0"
-    other = next(f"{base}-{n}" for n in range(1, 10) if shard_for(f"{base}-{n}", 3) == shard_for(one, 3))
+    candidates = (f"{base}-{letter}" for letter in string.ascii_letters)
+    other = next(name for name in candidates if shard_for(name, 3) == shard_for(one, 3))
     with server.client("http1") as fast, server.client("http2") as full:
         for method, path, headers, body in SCRIPT:
             answers = []

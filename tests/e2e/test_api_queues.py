@@ -13,9 +13,9 @@ import pytest
 from h2.connection import H2Connection
 
 from shared.limits import QUEUE_SEQS_MAX
-from tests.support.api_client import ApiClient, Json, fresh
+from tests.support.api_client import ApiClient, Json, fresh, fresh_on
 from tests.support.live_server import LiveServer
-from tests.support.queue_client import WAIT_MS, Background, Queue, name_on, waiting_claims
+from tests.support.queue_client import WAIT_MS, Background, Queue, waiting_claims
 from tests.support.server_process import wait_for
 
 SHARDS = 3  # of the shared server
@@ -569,7 +569,7 @@ def exhaust(queue: Queue, *, deliveries: int) -> None:
 @pytest.fixture(params=["same shard", "another shard"])
 def dead_name(request: pytest.FixtureRequest) -> tuple[str, str]:
     home = 0 if request.param == "same shard" else 1
-    return name_on(0, SHARDS), name_on(home, SHARDS, "dead")
+    return fresh_on(0, SHARDS), fresh_on(home, SHARDS, "dead")
 
 
 def test_a_job_delivered_too_often_moves_to_the_dead_letters(

@@ -18,19 +18,12 @@ import pytest
 
 from shared.limits import LINK_CREDITS, WORKER_MAX_LINKS
 from shared.routing import shard_for
-from tests.support.api_client import LANES, ApiClient, fresh, long_polls
+from tests.support.api_client import LANES, ApiClient, fresh_on, long_polls
 from tests.support.live_server import LiveServer, is_child
 from tests.support.server_process import wait_for
 from tests.support.write_load import Load, Writer, check_log
 
 SHARDS = 3
-
-
-def topic_on(shard: int, shards: int = SHARDS) -> str:
-    while True:
-        topic = fresh(f"on{shard}")
-        if shard_for(topic, shards) == shard:
-            return topic
 
 
 def ready_count(server: LiveServer, child: str) -> int:
@@ -55,7 +48,7 @@ def many(tmp_path: Path) -> Iterator[LiveServer]:
 
 def test_p01_a_worker_killed_under_load_loses_no_ack_and_stops_nobody_else(many: LiveServer) -> None:
     victim = 1
-    topics = {shard: [topic_on(shard), topic_on(shard)] for shard in range(SHARDS)}
+    topics = {shard: [fresh_on(shard, SHARDS), fresh_on(shard, SHARDS)] for shard in range(SHARDS)}
     with many.client() as client:
         for topic in (topic for group in topics.values() for topic in group):
             client.put(topic, durable=True)
@@ -92,7 +85,7 @@ def test_p01_a_worker_killed_under_load_loses_no_ack_and_stops_nobody_else(many:
 
 @pytest.mark.parametrize("lane", LANES)
 def test_p01_a_dead_shard_is_503_and_named_until_it_has_replayed(many: LiveServer, lane: str) -> None:
-    topic, other = topic_on(0), topic_on(1)
+    topic, other = fresh_on(0, SHARDS), fresh_on(1, SHARDS)
     path = f"/v0/topics/{topic}"
     with many.client(lane) as client:  # type: ignore[arg-type]
         client.append(topic, "before")
@@ -127,7 +120,7 @@ def test_p01_a_dead_shard_is_503_and_named_until_it_has_replayed(many: LiveServe
 
 def test_p01_pipelined_requests_get_their_own_answers_whatever_dies(many: LiveServer) -> None:
     """Alternately to a shard that is killed and to one that is not, on one connection: order is all they have."""
-    dying, living = topic_on(0), topic_on(2)
+    dying, living = fresh_on(0, SHARDS), fresh_on(2, SHARDS)
     with many.client() as client:
         client.put(dying, durable=True)
         client.put(living, durable=True)
@@ -184,7 +177,7 @@ def read_answer(stream: socket.SocketIO) -> tuple[int, dict]:  # type: ignore[ty
 
 
 def test_p02_a_killed_gateway_comes_back_on_its_port_and_nothing_acked_is_lost(many: LiveServer) -> None:
-    topics = [topic_on(shard) for shard in range(SHARDS)]
+    topics = [fresh_on(shard, SHARDS) for shard in range(SHARDS)]
     with many.client() as client:
         for topic in topics:
             client.put(topic, durable=True)
@@ -221,7 +214,7 @@ def test_p03_a_killed_supervisor_leaves_no_orphans_and_the_next_start_has_it_all
 def test_p04_a_worker_that_hangs_is_noticed_and_nobody_waits_for_ever(tmp_path: Path) -> None:
     with LiveServer(tmp_path / "data", silence={"hang_s": 1.0}) as server:
         server.wait_serving()
-        stuck, other = topic_on(0, 2), topic_on(1, 2)
+        stuck, other = fresh_on(0, 2), fresh_on(1, 2)
         with server.client() as client, server.client("http2") as second:
             client.put(stuck, durable=True)
             client.append(stuck, "acked")
@@ -335,7 +328,7 @@ def test_p05_garbage_on_a_link_ends_that_link_alone(
     bystander.socket.sendall(frame(cbor2.dumps([[7, 8, "", b""]])))
     assert bystander.answers(1)[7] == 200
     bystander.close()
-    topic = topic_on(shard)
+    topic = fresh_on(shard, SHARDS)
     plain_client.append(topic, 1)
     assert plain_client.values(topic) == [1]
     assert (server.child_pid(f"shard-{shard}"), is_child(pid)) == (pid, True)
@@ -349,7 +342,7 @@ def test_p05_garbage_on_a_link_ends_that_link_alone(
 def test_p05_half_a_frame_waits_for_its_rest_and_harms_nobody(
     server: LiveServer, plain_client: ApiClient, said_hello: bool, sent: bytes
 ) -> None:
-    topic = topic_on(0)
+    topic = fresh_on(0, SHARDS)
     links = [Link(server, 0, hello=said_hello) for _ in range(20)]
     for link in links:
         link.socket.sendall(sent)
@@ -373,7 +366,7 @@ def test_p05_an_unknown_op_is_an_answer_and_unknown_options_are_ignored(server: 
 def test_p05_more_links_than_a_worker_serves_do_not_shut_the_gateway_out(
     server: LiveServer, plain_client: ApiClient
 ) -> None:
-    topic = topic_on(2)
+    topic = fresh_on(2, SHARDS)
     links: list[Link] = []
     try:
         for _ in range(WORKER_MAX_LINKS + 50):

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.api_client import ApiClient
+from tests.support.api_client import ApiClient, fresh_on
 from tests.support.live_server import LiveServer
-from tests.support.queue_client import Queue, name_on
+from tests.support.queue_client import Queue
 from tests.support.server_process import wait_for
 
 SHARDS = 2
@@ -37,7 +37,7 @@ def kill(server: LiveServer, client: ApiClient, shard: int, *, times: int = 1) -
 def test_q01_without_durable_leases_a_restart_makes_jobs_ready_again(
     server: LiveServer, client: ApiClient
 ) -> None:
-    queue = Queue(client, name_on(0, SHARDS), durable=True)
+    queue = Queue(client, fresh_on(0, SHARDS), durable=True)
     queue.write("x")
     (job,) = queue.claim(lease_ms=86_400_000)
     kill(server, client, 0)
@@ -51,7 +51,7 @@ def test_q01_without_durable_leases_a_restart_makes_jobs_ready_again(
 def test_q01_durable_leases_survive_a_restart_with_their_deliveries(
     server: LiveServer, client: ApiClient
 ) -> None:
-    queue = Queue(client, name_on(0, SHARDS), durable=True, leases_durable=True)
+    queue = Queue(client, fresh_on(0, SHARDS), durable=True, leases_durable=True)
     queue.write("kept", "extended", "returned", "short")
     kept, extended, returned, _ = (*queue.claim(max=3, lease_ms=86_400_000), queue.claim(lease_ms=100)[0])
     (deadline,) = queue.extend(extended, lease_ms=80_000_000)["deadlines"].values()
@@ -68,7 +68,7 @@ def test_q01_durable_leases_survive_a_restart_with_their_deliveries(
 
 
 def test_q01_an_acked_job_never_returns(server: LiveServer, client: ApiClient) -> None:
-    queue = Queue(client, name_on(0, SHARDS), durable=True)
+    queue = Queue(client, fresh_on(0, SHARDS), durable=True)
     for times in range(1, 4):
         queue.write(*range(20))
         jobs = queue.claim(max=1000)
@@ -84,8 +84,8 @@ def test_q01_a_dead_letter_is_in_one_place_whoever_dies(
     server: LiveServer, client: ApiClient, home: int, victim: int
 ) -> None:
     """The worker of the queue, or that of the dead letters, dies while jobs move."""
-    dead = name_on(home, SHARDS, "dead")
-    queue = Queue(client, name_on(0, SHARDS), max_deliveries=1, dead_letter=dead, durable=True)
+    dead = fresh_on(home, SHARDS, "dead")
+    queue = Queue(client, fresh_on(0, SHARDS), max_deliveries=1, dead_letter=dead, durable=True)
     queue.write(*range(200))
     queue.nack(*queue.claim(max=1000))
     client.send("POST", f"{queue.path}/claim", {"node": "a", "max": 1000})
@@ -105,7 +105,7 @@ def test_q01_a_dead_letter_is_in_one_place_whoever_dies(
 
 
 def test_q01_dead_letters_come_back_once_though_a_worker_dies(server: LiveServer, client: ApiClient) -> None:
-    queue, dead = Queue(client, name_on(0, SHARDS), durable=True), name_on(1, SHARDS, "dead")
+    queue, dead = Queue(client, fresh_on(0, SHARDS), durable=True), fresh_on(1, SHARDS, "dead")
     client.write(dead, *({"data": n} for n in range(500)), config={"durable": True})
     for times, shard in enumerate((0, 1), start=1):
         client.send("POST", f"{queue.path}/redrive", {"from": dead, "limit": 100})

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -87,13 +88,25 @@ def test_keys_reach_the_gateway_alone_and_nobody_by_the_environment(data_dir: Pa
 
 def test_a_path_too_long_for_sockets_moves_them_to_a_private_directory(tmp_path: Path) -> None:
     data_dir = tmp_path / ("d" * 100)
-    scratch = tmp_path / "t"
-    scratch.mkdir()
-    with ServerProcess(data_dir, env={"TMPDIR": str(scratch)}) as server:
+    with (
+        tempfile.TemporaryDirectory(dir="/tmp") as scratch,
+        ServerProcess(data_dir, env={"TMPDIR": scratch}) as server,
+    ):
         server.wait_ready()
-        (sockets,) = scratch.glob("topicsd-*")
+        (sockets,) = Path(scratch).glob("topicsd-*")
         assert sockets.stat().st_mode & 0o777 == 0o700
         assert sorted(path.name for path in sockets.iterdir()) == ["shard-0000.sock", "shard-0001.sock"]
+
+
+def test_no_place_for_sockets_is_refused(tmp_path: Path) -> None:
+    scratch = tmp_path / ("t" * 100)
+    scratch.mkdir()
+    data_dir = str(tmp_path / ("d" * 100))
+    done = run_cli(
+        "serve", "--data-dir", data_dir, "--port", "0", TMPDIR=str(scratch), TOPICS_LOG_LEVEL="error"
+    )
+    assert done.returncode == 2
+    assert "use a shorter data_dir or TMPDIR" in done.stderr
 
 
 # --- refusals ---------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.support.api_client import ApiClient, Json, fresh
+from tests.support.api_client import ApiClient, Json, fresh, fresh_on
 from tests.support.live_server import LiveServer
 from tests.support.server_process import wait_for
 from tests.support.sse_client import Frame, SseClient, datas, encode_id, seqs
@@ -165,7 +165,7 @@ def test_head_answers_without_taking_the_stream_over(plain_client: ApiClient) ->
 
 
 def test_topics_of_one_watch_live_on_several_shards(server: LiveServer, plain_client: ApiClient) -> None:
-    names = [fresh("multi") for _ in range(12)]
+    names = [fresh_on(number % server.shards, server.shards) for number in range(12)]
     for name in names:
         plain_client.append(name, f"{name}-1")
     assert len({plain_client.state(name)["shard"] for name in names}) == server.shards

@@ -10,6 +10,8 @@ from typing import Any, Literal, Self
 
 import httpx
 
+from shared.routing import shard_for
+
 Lane = Literal["http1", "http2"]
 LANES: tuple[Lane, ...] = ("http1", "http2")
 Json = dict[str, Any]
@@ -20,6 +22,13 @@ _serial = itertools.count(1)
 def fresh(prefix: str = "t") -> str:
     """A topic name that no other test has."""
     return f"{prefix}-{next(_serial)}"
+
+
+def fresh_on(shard: int, shards: int, prefix: str = "t") -> str:
+    """A fresh name that lives on this shard."""
+    while shard_for(name := fresh(prefix), shards) != shard:
+        pass
+    return name
 
 
 class ApiClient:

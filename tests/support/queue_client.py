@@ -12,7 +12,6 @@ from typing import Any, Generic, Self, TypeVar
 
 import httpx
 
-from shared.routing import shard_for
 from tests.support.api_client import ApiClient, Json, Lane, fresh
 
 T = TypeVar("T")
@@ -194,10 +193,3 @@ def waiting_claims(client: ApiClient) -> int:
     """How many claims wait at the shards right now, streams included."""
     numbers = client.ok("GET", "/v0/metrics", headers={"Accept": "application/json"})
     return sum(shard["gauges"]["waiting_claims"] for shard in numbers["shards"])
-
-
-def name_on(shard: int, shards: int, prefix: str = "q") -> str:
-    """A fresh name that lives on this shard."""
-    while shard_for(name := fresh(prefix), shards) != shard:
-        pass
-    return name

@@ -46,7 +46,7 @@ def test_the_matrix_names_every_route() -> None:
 
 
 @pytest.mark.parametrize(("method", "path", "needed", "body"), MATRIX)
-@pytest.mark.parametrize("scopes", SUBSETS, ids="+".join)
+@pytest.mark.parametrize("scopes", SUBSETS, ids=lambda scopes: "+".join(sorted(scopes)))
 def test_h06_scopes(method: str, path: str, needed: set[str], body: bytes, scopes: set[str]) -> None:
     harness = ApiHarness(api_keys=f"secret:{'+'.join(sorted(scopes))}")
     response = harness.call(method, path, body, BEARER)
