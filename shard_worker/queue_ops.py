@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from shard_worker.core.job_json import job_json, readable_records
+from shard_worker.core.job_json import JobTexts, readable_records
 from shard_worker.core.lease_queue import JobState, LeaseQueue
 from shard_worker.core.topic import Topic
 from shard_worker.pending import PendingControl
@@ -117,6 +117,8 @@ class QueueOps:
         assert queue is not None
         takes = self._take(topic, queue, sum(claim.wanted for claim in claims), now_ms)
         shares: list[list[int]] = [[] for _ in claims]
+        if len(claims) == 1:
+            shares, takes = [takes], []
         while takes:
             # Round by round, so that nobody has two while another has none.
             for claim, share in zip(claims, shares, strict=True):
@@ -139,8 +141,11 @@ class QueueOps:
             seqs = queue.take(topic, wanted - len(taken), self._engine.state.source)
             if not seqs:
                 break
-            dead = [seq for seq in seqs if limit and queue.jobs[seq].deliveries >= limit]
-            taken += [seq for seq in seqs if not limit or queue.jobs[seq].deliveries < limit]
+            if not limit:
+                taken += seqs
+                continue
+            dead = [seq for seq in seqs if queue.jobs[seq].deliveries >= limit]
+            taken += [seq for seq in seqs if queue.jobs[seq].deliveries < limit]
             if dead:
                 self._moves.bury(topic, dead, now_ms)
         taken.reverse()
@@ -161,20 +166,23 @@ class QueueOps:
         if damaged and not records:
             claim.request.fail(next(iter(damaged.values())))
             return
+        texts, node, prefix, number = JobTexts(), claim.node, self._token_prefix, self._tokens
         for seq, piece, place in records:
             if room <= 0:
                 queue.stay(seq)
                 continue
-            self._tokens += 1
-            token = f"{self._token_prefix}{self._tokens:x}"
-            grant = queue.grant(seq, claim.node, token, deadline_ms)
+            number += 1
+            job = queue.jobs[seq]
+            grant = LeaseRow(seq, f"{prefix}{number:x}", deadline_ms, job.deliveries + 1, node)
             grants.append(grant)
-            jobs.append(job_json(grant, piece, place))
-            room -= len(jobs[-1])
-            if grant.deliveries == 1:
+            text = texts.of(grant, piece, place)
+            jobs.append(text)
+            room -= len(text)
+            if not job.deliveries:
                 times = piece.times
                 written_ms = times if isinstance(times, int) else times[place]
                 waited[written_ms] = waited.get(written_ms, 0) + 1
+        self._tokens = number
         counters = self._engine.counters
         counters.jobs_claimed += len(jobs)
         for written_ms, count in waited.items():
@@ -198,8 +206,7 @@ class QueueOps:
 
             self._stage(claim.request, topic, fact, answer, undo, durable=True)
         else:
-            for grant in grants:
-                queue.apply_lease(grant, now_ms, queue.jobs[grant.seq].key)
+            queue.apply_leases(grants, now_ms, lambda seq: now_ms)
             status, body = answer(0)
             claim.request.sink.answer(claim.request.id, status, body)
 

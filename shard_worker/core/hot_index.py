@@ -81,6 +81,10 @@ class HotIndex:
         columns = (self.first, self.lsn, self.ts, self.size, self.live, self.count, self.flags)
         return HotIndex.of(*(column[cut] for column in columns))
 
+    def last_of(self, index: int) -> int:
+        """The last seq of an entry."""
+        return self.first[index] + self.count[index] - 1
+
     def last_seq(self) -> int:
         """The newest seq in here; 0 if there is none."""
         return self.first[-1] + self.count[-1] - 1 if len(self.first) > self.start else 0

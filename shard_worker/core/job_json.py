@@ -9,7 +9,7 @@ import msgspec
 from shard_worker.core.hot_index import IN_MEMORY
 from shard_worker.core.piece import Piece, PieceSource
 from shard_worker.core.topic import Topic
-from shared.columns import Columns
+from shared.columns import FIELD_COLUMN, Columns
 from shared.control_frames import LeaseRow
 from shared.errors import DataDamage
 
@@ -24,15 +24,16 @@ def records_of(topic: Topic, seqs: Iterable[int], source: PieceSource) -> list[P
     singles = _plain_singles(topic, wanted, source)
     piece: Piece | None = None
     for seq in wanted:
-        if piece is None or not piece.first <= seq <= piece.last:
-            index = hot.index_of(seq)
-            if seq in singles:
-                piece = singles[seq]
-            elif index < len(hot.first) and hot.first[index] <= seq:
-                piece = topic.hot_piece(index, source)
-            else:
-                piece = next(iter(topic.pieces(seq, source)))
-        found.append((seq, piece, piece.index_of(seq)))
+        if piece is None or seq > piece.last:
+            piece = singles.get(seq)
+            if piece is None:
+                index = hot.index_of(seq)
+                if index < len(hot.first) and hot.first[index] <= seq:
+                    piece = topic.hot_piece(index, source)
+                else:
+                    piece = next(iter(topic.pieces(seq, source)))
+            dense, first = piece.dense, piece.first
+        found.append((seq, piece, seq - first if dense else piece.index_of(seq)))
     return found
 
 
@@ -41,34 +42,44 @@ def readable_records(
 ) -> tuple[list[Placed], dict[int, DataDamage]]:
     """The records that can be read, ascending, and what is wrong with the others."""
     try:
-        return [_loaded(placed) for placed in records_of(topic, seqs, source)], {}
+        return _loaded(records_of(topic, seqs, source)), {}
     except DataDamage:
         pass  # one by one, then: the neighbours of a damaged one are handed out all the same
     found: list[Placed] = []
     damaged: dict[int, DataDamage] = {}
     for seq in sorted(seqs):
         try:
-            found += map(_loaded, records_of(topic, [seq], source))
+            found += _loaded(records_of(topic, [seq], source))
         except DataDamage as err:
             damaged[seq] = err
     return found, damaged
 
 
-def _loaded(placed: Placed) -> Placed:
-    _ = placed[1].columns, placed[1].json
-    return placed
+def _loaded(records: list[Placed]) -> list[Placed]:
+    """All of them with their bytes, so that damage shows now."""
+    seen: Piece | None = None
+    for _, piece, _ in records:
+        if piece is not seen:
+            seen = piece
+            _ = piece.columns, piece.json
+    return records
 
 
 def _plain_singles(topic: Topic, wanted: Sequence[int], source: PieceSource) -> dict[int, Piece]:
     """Jobs that were written one by one, with nothing but data: all of them in one go, not a read for each."""
     hot = topic.hot
     entries = []
+    known = 0  # up to here nothing is a single one
     for seq in wanted:
+        if seq <= known:
+            continue
         index = hot.index_of(seq)
-        if index < len(hot.first) and hot.count[index] == 1 and hot.first[index] == seq:
-            entry = hot.entry(index)
-            if not entry.flags and entry.lsn != IN_MEMORY:
-                entries.append(entry)
+        if index == len(hot.first) or hot.first[index] > seq:
+            continue
+        if hot.count[index] > 1:
+            known = hot.last_of(index)
+        elif not hot.flags[index] and hot.lsn[index] != IN_MEMORY:
+            entries.append(hot.entry(index))
     if len(entries) < 2:
         return {}
     texts = source.hot_json([entry.lsn for entry in entries], [entry.size for entry in entries])
@@ -94,20 +105,34 @@ def record_text(piece: Piece, place: int) -> bytes:
     return bytes(piece.json[ends[place - 1] if place else 0 : ends[place] - 1])
 
 
-def job_json(grant: LeaseRow, piece: Piece, place: int) -> bytes:
-    text = record_text(piece, place)
-    tag = piece.columns.tag(place)
-    shown = b"" if tag is None else b',"$tag":' + msgspec.json.encode(tag.decode())
-    # Behind the `$ts` number, which ends at the next comma.
-    at = text.index(b",", text.index(b'"$ts":'))
-    return b'%b%b,"deliveries":%d,"lease_id":"%b","deadline":%d%b' % (
-        text[:at],
-        shown,
-        grant.deliveries,
-        grant.token.encode(),
-        grant.deadline_ms,
-        text[at:],
-    )
+class JobTexts:
+    """Jobs as one claim shows them. What they have in common is looked up once per piece."""
+
+    def __init__(self) -> None:
+        self._piece: Piece | None = None
+
+    def of(self, grant: LeaseRow, piece: Piece, place: int) -> bytes:
+        if piece is not self._piece:
+            self._piece = piece
+            self._json, self._ends = piece.json, piece.columns.ends
+            self._tagged = bool(piece.columns.column_flags & FIELD_COLUMN["tag"])
+        ends = self._ends
+        text = bytes(self._json[ends[place - 1] if place else 0 : ends[place] - 1])
+        # Behind `$seq` and `$ts`, which every record begins with: the second comma.
+        at = text.index(b",", text.index(b",") + 1)
+        return b'%b%b,"deliveries":%d,"lease_id":"%b","deadline":%d%b' % (
+            text[:at],
+            self._tag(place) if self._tagged else b"",
+            grant.deliveries,
+            grant.token.encode(),
+            grant.deadline_ms,
+            text[at:],
+        )
+
+    def _tag(self, place: int) -> bytes:
+        assert self._piece is not None
+        tag = self._piece.columns.tag(place)
+        return b"" if tag is None else b',"$tag":' + msgspec.json.encode(tag.decode())
 
 
 def moved_record(topic: Topic, piece: Piece, place: int, seq: int, deliveries: int | None) -> bytes:

@@ -17,7 +17,7 @@ priorities as it waits, so nothing starves; jobs that come back are older than f
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from heapq import heappop, heappush
@@ -79,7 +79,8 @@ class LeaseQueue:
         self._fresh_from = 1
         self._ready: list[tuple[int, int]] = []  # heap of (key, seq); entries may be stale
         self._delayed: list[tuple[int, int]] = []  # heap of (due, seq); entries may be stale
-        self._leases: list[tuple[int, int, str]] = []  # heap of (deadline, seq, token); entries may be stale
+        # Heap of (deadline, the seqs that one claim or extend gave it); entries may be stale.
+        self._leases: list[tuple[int, tuple[int, ...]]] = []
         self._groups: dict[str, deque[int]] = {}  # jobs of a group that are not done, oldest first
         self._leased = 0
         self._waiting = 0  # number of delayed jobs
@@ -108,16 +109,11 @@ class LeaseQueue:
             for seq in [seq for seq in self.jobs if not topic.is_live(seq)]:
                 self.forget(seq)
         while self._leases and self._leases[0][0] <= now_ms:
-            _, seq, token = heappop(self._leases)
-            job = self.jobs.get(seq)
-            if (
-                job is not None
-                and job.state is JobState.LEASED
-                and job.token == token
-                and job.deadline_ms <= now_ms
-            ):
-                self._leased -= 1
-                self._make_ready(seq, job)
+            for seq in heappop(self._leases)[1]:
+                job = self.jobs.get(seq)
+                if job is not None and job.state is JobState.LEASED and job.deadline_ms <= now_ms:
+                    self._leased -= 1
+                    self._make_ready(seq, job)
         while self._delayed and self._delayed[0][0] <= now_ms:
             due, seq = heappop(self._delayed)
             job = self.jobs.get(seq)
@@ -174,17 +170,36 @@ class LeaseQueue:
         while len(taken) < wanted:
             while self._ready and not self._is_ready(self._ready[0]):
                 heappop(self._ready)
-            if self._ready and (fresh is None or self._ready[0] < (written_at(topic, fresh, source), fresh)):
+            written_ms = written_at(topic, fresh, source) if fresh is not None else 0
+            if self._ready and (fresh is None or self._ready[0] < (written_ms, fresh)):
                 seq = heappop(self._ready)[1]
                 self.jobs[seq].state = JobState.LEAVING
                 taken.append(seq)
             elif fresh is not None:
-                self.jobs[fresh] = Job(written_at(topic, fresh, source), JobState.LEAVING)
-                taken.append(fresh)
-                self._fresh_from = fresh + 1
+                last = self._run_end(topic, fresh, wanted - len(taken), written_ms)
+                taken += self._take_run(fresh, last, written_ms)
                 fresh = self._next_fresh(topic)
             else:
                 break
+        return taken
+
+    def _run_end(self, topic: Topic, first: int, wanted: int, written_ms: int) -> int:
+        """The last of up to `wanted` seqs from `first` that were written together and are all live."""
+        hot = topic.hot
+        index = hot.index_of(first)
+        if index == len(hot.first) or hot.first[index] > first:
+            return first
+        last = min(first + wanted - 1, hot.last_of(index))
+        if self._ready and self._ready[0][0] == written_ms:
+            last = min(last, self._ready[0][1] - 1)  # written with them, and its turn comes between them
+        return last if topic.live_between(first, last) == last - first + 1 else first
+
+    def _take_run(self, first: int, last: int, written_ms: int) -> list[int]:
+        jobs = self.jobs
+        taken = [seq for seq in range(first, last + 1) if seq not in jobs]
+        for seq in taken:
+            jobs[seq] = Job(written_ms, JobState.LEAVING)
+        self._fresh_from = last + 1
         return taken
 
     def _is_ready(self, entry: tuple[int, int]) -> bool:
@@ -203,30 +218,30 @@ class LeaseQueue:
             heappop(self._ready)
         return bool(self._ready) or self._next_fresh(topic) is not None
 
-    def grant(self, seq: int, node: str, token: str, deadline_ms: int) -> LeaseRow:
-        """The lease of a job that `take` gave out, one delivery more; `apply_lease` makes it true."""
-        return LeaseRow(seq, token, deadline_ms, self.jobs[seq].deliveries + 1, node)
+    def apply_leases(self, grants: Iterable[LeaseRow], ts: int, written_at: Callable[[int], int]) -> None:
+        """New leases, or other deadlines of those that are held. The same again changes nothing.
 
-    def _lease(self, seq: int, job: Job, node: str, token: str, now_ms: int, deadline_ms: int) -> None:
-        if job.state is not JobState.LEASED:
+        `written_at` is asked for jobs that are not known yet.
+        """
+        jobs = self.jobs
+        began: dict[int, list[int]] = {}  # by deadline: one for all that were claimed together
+        for seq, token, deadline_ms, deliveries, node in grants:
+            job = jobs.get(seq)
+            if job is None:
+                job = jobs[seq] = Job(written_at(seq))
+            if job.token == token:
+                # Given back or on its way out by now: then a later deadline does not bring the lease back.
+                self.set_deadline(seq, token, deadline_ms)
+                continue
             if job.state is JobState.DELAYED:
                 self._waiting -= 1
-            self._leased += 1
-        job.state = JobState.LEASED
-        job.node, job.token, job.deadline_ms, job.leased_ms = node, token, deadline_ms, now_ms
-        heappush(self._leases, (deadline_ms, seq, token))
-
-    def apply_lease(self, grant: LeaseRow, ts: int, written_ms: int) -> None:
-        """A new lease, or another deadline of the one that is held. The same again changes nothing."""
-        job = self.jobs.get(grant.seq)
-        if job is None:
-            job = self.jobs[grant.seq] = Job(written_ms)
-        if job.token == grant.token:
-            # Given back or on its way out by now: then a later deadline does not bring the lease back.
-            self.set_deadline(grant.seq, grant.token, grant.deadline_ms)
-            return
-        job.deliveries = grant.deliveries
-        self._lease(grant.seq, job, grant.node, grant.token, ts, grant.deadline_ms)
+            if job.state is not JobState.LEASED:
+                self._leased += 1
+            job.state, job.deliveries = JobState.LEASED, deliveries
+            job.node, job.token, job.deadline_ms, job.leased_ms = node, token, deadline_ms, ts
+            began.setdefault(deadline_ms, []).append(seq)
+        for deadline_ms, seqs in began.items():
+            heappush(self._leases, (deadline_ms, tuple(seqs)))
 
     def set_deadline(self, seq: int, token: str, deadline_ms: int) -> None:
         """Of a lease that has not ended yet; otherwise nothing happens."""
@@ -236,7 +251,7 @@ class LeaseQueue:
         if job.state in (JobState.LEASED, JobState.LEAVING):
             job.deadline_ms = deadline_ms
         if job.state is JobState.LEASED:
-            heappush(self._leases, (deadline_ms, seq, token))
+            heappush(self._leases, (deadline_ms, (seq,)))
 
     # --- the holder's word ------------------------------------------------------------------------------
 
@@ -265,7 +280,9 @@ class LeaseQueue:
         """What its holder decided could not be written down: the lease is what it was."""
         job = self.jobs.get(seq)
         if job is not None and job.state is JobState.LEAVING:
-            self._lease(seq, job, job.node, job.token, job.leased_ms, job.deadline_ms)
+            job.state = JobState.LEASED
+            self._leased += 1
+            heappush(self._leases, (job.deadline_ms, (seq,)))
 
     def withhold(self, seq: int, written_ms: int) -> None:
         """The record is being moved elsewhere: nobody can claim it meanwhile."""
@@ -350,7 +367,7 @@ class LeaseQueue:
         for seq, job in rows:
             if job.state is JobState.LEASED:
                 queue._leased += 1
-                heappush(queue._leases, (job.deadline_ms, seq, job.token))
+                heappush(queue._leases, (job.deadline_ms, (seq,)))
             elif job.state is JobState.DELAYED:
                 queue._waiting += 1
                 heappush(queue._delayed, (job.due_ms, seq))

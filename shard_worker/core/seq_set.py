@@ -24,6 +24,9 @@ class SeqSet:
     def add(self, seq: int) -> None:
         self._bits.add(seq)
 
+    def add_range(self, first: int, last: int) -> None:
+        self._bits.add_range(first, last + 1)
+
     def count(self, first: int, last: int) -> int:
         """How many seqs of first…last are in the set."""
         if last < first:

@@ -214,9 +214,8 @@ class ShardState:
             return  # dead letters that were moved back need not be in a queue
         match fact:
             case JobsLeased():
-                for row in fact.leases:
-                    if topic.is_live(row.seq):
-                        queue.apply_lease(row, ts, written_at(topic, row.seq, self.source))
+                live = [row for row in fact.leases if topic.is_live(row.seq)]
+                queue.apply_leases(live, ts, lambda seq: written_at(topic, seq, self.source))
             case JobsReleased():
                 for seq, due_ms in fact.jobs:
                     if topic.is_live(seq):

@@ -308,25 +308,44 @@ class Topic:
         """Remove single records by seq. Returns how many were live."""
         held = self.count
         hot = self.hot
-        index, piece = -1, None  # the batch that the last seq was in: the next is probably in it, too
-        for seq in sorted(seqs):
-            # Also not in a hole: a seq that was lost, and removed before anyone knew.
-            if not self.live_from <= seq <= self.head or not self.live_between(seq, seq):
-                continue
-            if hot.start == len(hot.first) or seq < hot.first[hot.start]:
-                self._mark(seq, source)
-                continue
-            at = hot.index_of(seq)
-            if hot.count[at] == 1:
-                size = hot.size[at]
-            else:
-                if at != index or piece is None:
-                    index, piece = at, self.hot_piece(at, source)
-                size = piece.size_at(seq - hot.first[at])
-            hot.live[at] -= size
-            self._mark_in(seq, size, None)
+        for first, last in _stretches(seqs):
+            while first <= last:
+                index = hot.index_of(first)
+                end = first
+                if index < len(hot.first) and hot.first[index] <= first:
+                    end = min(last, hot.last_of(index))
+                    # Also not in a hole: seqs that were lost, and removed before anyone knew.
+                    if self.live_between(first, end) == end - first + 1:
+                        self._remove_together(index, first, end, source)
+                        first = end + 1
+                        continue
+                for seq in range(first, end + 1):
+                    if seq <= self.head and self.live_between(seq, seq):
+                        self._mark(seq, source)
+                first = end + 1
         self._advance(source)
         return held - self.count
+
+    def _remove_together(self, index: int, first: int, last: int, source: PieceSource) -> None:
+        """Live neighbours of one hot batch, for the price of one."""
+        hot = self.hot
+        count = last - first + 1
+        if count == hot.count[index]:
+            size = hot.live[index]
+        else:
+            start = first - hot.first[index]
+            try:
+                ends = self.hot_piece(index, source).columns.ends
+                size = ends[start + count - 1] - (ends[start - 1] if start else 0)
+            except DataDamage:
+                size = count * self._average(hot.live[index], first - start, hot.last_of(index))
+        hot.live[index] -= size
+        if self.deleted is None:
+            self.deleted = SeqSet()
+        self.deleted.add_range(first, last)
+        self.removals += 1
+        self.count -= count
+        self.bytes -= size
 
     def apply_sealed(self, segment: int, last: int, max_ts: int, source: PieceSource) -> None:
         """The hot records up to `last` (the end of a batch) are now in a segment."""
@@ -599,3 +618,13 @@ class Topic:
                 self.resident_bytes -= len(batch.json) + len(batch.columns)
         if self.terms is not None and self.terms.stale(sum(self.hot.count[self.hot.start :])):
             self.terms = None  # built anew from the hot part when the next delete asks
+
+
+def _stretches(seqs: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """First and last of each run of neighbours, ascending."""
+    ordered = sorted(set(seqs))
+    start = 0
+    for at in range(1, len(ordered) + 1):
+        if at == len(ordered) or ordered[at] != ordered[at - 1] + 1:
+            yield ordered[start], ordered[at - 1]
+            start = at

@@ -11,7 +11,7 @@ from unittest.mock import patch
 import pytest
 
 from shard_worker.core.job_json import (
-    job_json,
+    JobTexts,
     moved_record,
     readable_records,
     record_text,
@@ -49,9 +49,10 @@ def filled(where: str) -> QueueDriver:
 
 def shown(driver: QueueDriver, seqs: list[int]) -> list[dict[str, Any]]:
     topic, source = driver.topic("q"), driver.engine.state.source
+    texts = JobTexts()
     grants = {seq: LeaseRow(seq, f"lease_{seq}", 99, seq + 1, "w") for seq in seqs}
     return [
-        json.loads(job_json(grants[seq], piece, place))
+        json.loads(texts.of(grants[seq], piece, place))
         for seq, piece, place in records_of(topic, seqs, source)
     ]
 

@@ -46,6 +46,9 @@ class Bench:
         self.now += ms
         self.settle()
 
+    def grant(self, seq: int, node: str, token: str, deadline_ms: int) -> LeaseRow:
+        return LeaseRow(seq, token, deadline_ms, self.queue.jobs[seq].deliveries + 1, node)
+
     def take(self, wanted: int = 1000) -> list[int]:
         self.settle()
         return self.queue.take(self.topic, wanted, NO_FILES)
@@ -55,8 +58,8 @@ class Bench:
         granted = {}
         for seq in self.take(wanted):
             self.leases += 1
-            row = self.queue.grant(seq, node, f"t{self.leases}", self.now + lease_ms)
-            self.queue.apply_lease(row, self.now, 0)
+            row = self.grant(seq, node, f"t{self.leases}", self.now + lease_ms)
+            self.queue.apply_leases([row], self.now, lambda seq: 0)
             granted[seq] = row.token
         return granted
 
@@ -401,12 +404,12 @@ def test_only_the_newest_lease_decides(bench: Bench) -> None:
 def test_a_claim_counts_a_delivery_when_it_comes_true_and_not_before(bench: Bench) -> None:
     [seq] = bench.write()
     bench.take()
-    row = bench.queue.grant(seq, "a", "t1", NOW + 100)
+    row = bench.grant(seq, "a", "t1", NOW + 100)
     assert row == LeaseRow(seq, "t1", NOW + 100, 1, "a")
     assert bench.queue.jobs[seq].deliveries == 0
     bench.queue.release(seq, NOW, 0)  # could not be written down
     bench.take()
-    bench.queue.apply_lease(bench.queue.grant(seq, "a", "t2", NOW + 100), NOW, 0)
+    bench.queue.apply_leases([bench.grant(seq, "a", "t2", NOW + 100)], NOW, lambda seq: 0)
     assert bench.queue.jobs[seq].deliveries == 1
 
 
@@ -414,7 +417,7 @@ def test_the_same_lease_again_changes_nothing(bench: Bench) -> None:
     bench.write()
     row = LeaseRow(1, "t", NOW + 100, 3, "a")
     for _ in range(2):
-        bench.queue.apply_lease(row, NOW, NOW)
+        bench.queue.apply_leases([row], NOW, lambda seq: NOW)
         assert bench.counts() == (0, 1, 0)
         assert bench.queue.jobs[1].deliveries == 3
 
@@ -424,10 +427,10 @@ def test_a_later_deadline_does_not_bring_an_ended_lease_back(bench: Bench) -> No
     token = bench.claim(lease_ms=100)[seq]
     extended = LeaseRow(seq, token, NOW + 900, 1, "a")
     bench.queue.leave(seq)
-    bench.queue.apply_lease(extended, NOW, 0)
+    bench.queue.apply_leases([extended], NOW, lambda seq: 0)
     assert bench.state(seq) is JobState.LEAVING
     bench.queue.release(seq, NOW, 0)
-    bench.queue.apply_lease(extended, NOW, 0)
+    bench.queue.apply_leases([extended], NOW, lambda seq: 0)
     assert bench.counts() == (1, 0, 0)
 
 
