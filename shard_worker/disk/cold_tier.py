@@ -12,7 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from shard_worker.core.shard_state import SegmentEntry
-from shard_worker.disk.record_store import segment_file_name
 from shared.errors import CorruptManifest, CorruptSegment, DataDamage
 from shared.format_errors import FormatError
 from shared.io.durable_fs import File, FileSystem, read_whole, write_atomically
@@ -27,6 +26,7 @@ from shared.manifest import (
 )
 from shared.segment_reader import read_index, read_trailer
 from shared.segment_scan import verify_segment
+from shared.store_layout import manifest_generation, segment_file_name
 
 _COPY_BYTES = 4 << 20
 _MANIFESTS_KEPT = 10
@@ -119,7 +119,7 @@ def forget_cold_segments(
 
 def load_manifest(fs: FileSystem, cold_directory: str) -> tuple[Manifest | None, int]:
     """The current generation and its checksum. A damaged one is an error: going on would fork the history."""
-    names = [name for name in fs.list_dir(cold_directory) if _generation(name) is not None]
+    names = [name for name in fs.list_dir(cold_directory) if manifest_generation(name) is not None]
     if not names:
         return None, 0
     path = f"{cold_directory}/{max(names)}"
@@ -128,11 +128,6 @@ def load_manifest(fs: FileSystem, cold_directory: str) -> tuple[Manifest | None,
         return decode_manifest(content), manifest_checksum(content)
     except FormatError as err:
         raise CorruptManifest(path=path, reason=str(err)) from err
-
-
-def _generation(name: str) -> int | None:
-    stem, dash, number = name.partition("-")
-    return int(number) if stem == "manifest" and dash and len(number) == 10 and number.isdigit() else None
 
 
 def _write_next(

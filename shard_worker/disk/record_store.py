@@ -36,6 +36,8 @@ from shared.segment_reader import (
     read_trailer,
 )
 from shared.segment_terms import Terms, Trailer
+from shared.store_layout import segment_file_name as segment_file_name
+from shared.store_layout import segment_number as segment_number
 from shared.wal_format import FLAG_EXTRA, JSON_OFFSET, LSN_OFFSET_BITS
 
 _T = TypeVar("_T")
@@ -50,15 +52,6 @@ _SIZE_UNKNOWN = 0
 _GAP_BYTES = 1024  # reading over a smaller gap is cheaper than another call
 _SPAN_BYTES = 1 << 20
 _SPARSE = 4  # bytes read per byte wanted, up to which a single read beats looking for gaps
-
-
-def segment_file_name(number: int) -> str:
-    return f"{number:010d}.seg"
-
-
-def segment_number(name: str) -> int | None:
-    stem, dot, ending = name.partition(".")
-    return int(stem) if dot and ending == "seg" and len(stem) == 10 and stem.isdigit() else None
 
 
 class RecordStore:

@@ -23,18 +23,11 @@ from shared.io.durable_fs import File, FileSystem
 from shared.limits import SNAPSHOT_SLICE_TOPICS
 from shared.snapshot_format import SnapshotEncoder, read_snapshot
 from shared.snapshot_items import SnapBegin, SnapEnd, SnapSegment, SnapSegments, SnapTopic
+from shared.store_layout import snapshot_file_name as snapshot_file_name
+from shared.store_layout import snapshot_number as snapshot_number
 from shared.wal_format import LSN_OFFSET_BITS
 
 KEPT = 2  # the newest, and the one before in case the newest turns out to be unreadable
-
-
-def snapshot_file_name(number: int) -> str:
-    return f"{number:010d}.snap"
-
-
-def snapshot_number(name: str) -> int | None:
-    stem, dot, ending = name.partition(".")
-    return int(stem) if dot and ending == "snap" and len(stem) == 10 and stem.isdigit() else None
 
 
 @dataclass(slots=True)

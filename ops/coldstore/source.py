@@ -1,0 +1,163 @@
+"""`spark.read.format("topics")`: sealed records, or the blocks they are in, as a DataFrame.
+
+    spark.dataSource.register(TopicsDataSource)
+    spark.read.format("topics").option("path", "/var/lib/topicsd").option("cold", "/mnt/cold").load()
+
+Spark has no way to ask a Python source for some columns only, so they are an option. Options, columns and what a
+bad block means: docs/cold-data.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
+
+from ops.coldstore.block_rows import BLOCK_FIELDS, block_rows
+from ops.coldstore.places import filesystem_for, find_places
+from ops.coldstore.record_rows import record_rows
+from ops.coldstore.segment_files import open_index
+from ops.coldstore.stream import STREAM_FIELDS, TopicsStreamReader
+from shared.cold_plan import BIN_BYTES, Bin, Query, pack_bins, slice_segment
+
+RECORDS, BLOCKS = "records", "blocks"
+_STRING, _LONG, _INT = StringType(), LongType(), IntegerType()
+
+RECORD_SCHEMA: Final[dict[str, Any]] = {
+    "topic": _STRING,
+    "shard": _INT,
+    "epoch": _LONG,
+    "seq": _LONG,
+    "ts": _LONG,
+    "node": _STRING,
+    "tag": _STRING,
+    "key": _STRING,
+    "meta": _STRING,
+    "data": _STRING,
+    "segment": _LONG,
+    "block": _INT,
+}
+_SPARK_TYPES = {"string": _STRING, "long": _LONG, "int": _INT}
+
+
+class BadOption(ValueError):
+    """An option of the data source that cannot be followed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    path: str
+    cold: str | None
+    mode: str
+    columns: tuple[str, ...]
+    query: Query
+    include_deleted: bool
+    bin_bytes: int
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> ReadOptions:
+        """Spark gives option names in lower case."""
+        path = options.get("path")
+        if not path:
+            raise BadOption('say where the store is: .option("path", DIR)')
+        mode = options.get("mode", RECORDS)
+        if mode not in (RECORDS, BLOCKS):
+            raise BadOption(f"mode is {RECORDS} or {BLOCKS}, not {mode}")
+        known = tuple(RECORD_SCHEMA if mode == RECORDS else BLOCK_FIELDS)
+        columns = _names(options.get("columns")) or known
+        for name in columns:
+            if name not in known:
+                raise BadOption(f"there is no column {name} in mode {mode}; there are {', '.join(known)}")
+        topics = _names(options.get("topics"))
+        query = Query(
+            frozenset(topics) if topics else None,
+            *(_number(options, name) for name in ("from_seq", "to_seq", "from_ts", "to_ts")),
+        )
+        return cls(
+            path,
+            options.get("cold"),
+            mode,
+            columns,
+            query,
+            options.get("include_deleted", "false").lower() == "true",
+            _number(options, "bin_bytes") or BIN_BYTES,
+        )
+
+
+def _names(text: str | None) -> tuple[str, ...]:
+    return tuple(name.strip() for name in (text or "").split(",") if name.strip())
+
+
+def _number(options: Mapping[str, str], name: str) -> int | None:
+    text = options.get(name)
+    if text is None:
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise BadOption(f"{name} is a whole number, not {text!r}") from None
+
+
+class TopicsDataSource(DataSource):
+    @classmethod
+    def name(cls) -> str:
+        return "topics"
+
+    def schema(self) -> StructType:
+        if "url" in self.options:
+            return _struct({name: _SPARK_TYPES[kind] for name, kind in STREAM_FIELDS.items()})
+        options = ReadOptions.parse(self.options)
+        if options.mode == RECORDS:
+            return _struct({name: RECORD_SCHEMA[name] for name in options.columns})
+        return _struct({name: _SPARK_TYPES[BLOCK_FIELDS[name]] for name in options.columns})
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return TopicsReader(ReadOptions.parse(self.options))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        return TopicsStreamReader(self.options)
+
+
+def _struct(fields: Mapping[str, Any]) -> StructType:
+    return StructType([StructField(name, kind, True) for name, kind in fields.items()])
+
+
+class BinPartition(InputPartition):
+    def __init__(self, work: Bin) -> None:
+        super().__init__(None)
+        self.work = work
+
+
+class TopicsReader(DataSourceReader):
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+
+    def partitions(self) -> list[InputPartition]:
+        return [BinPartition(work) for work in plan_bins(self._options)]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        assert isinstance(partition, BinPartition)
+        options = self._options
+        fs = filesystem_for(options.path)
+        if options.mode == RECORDS:
+            yield from record_rows(fs, partition.work, options.columns, options.query)
+        else:
+            yield from block_rows(fs, partition.work, options.columns)
+
+
+def plan_bins(options: ReadOptions) -> list[Bin]:
+    """Reads the footers only. A footer that cannot be read is an error here: its records would be missing."""
+    fs = filesystem_for(options.path)
+    places = find_places(fs, options.path, options.cold)
+    hiding = options.mode == RECORDS and not options.include_deleted
+    slices = []
+    for place in places.segments:
+        header, index = open_index(fs, place)
+        rules = places.rules.get(place.shard) if hiding else None
+        found = slice_segment(place.path, header.shard, header.number, index, options.query, rules)
+        if found is not None:
+            slices.append(found)
+    return pack_bins(slices, options.bin_bytes)
