@@ -13,6 +13,7 @@ from gateway.edge import Edge, EdgeOptions
 from gateway.full_lane.pages import register_pages
 from gateway.full_lane.websocket import register_websocket
 from gateway.io.shard_pool import ShardPool
+from gateway.io.shard_roll_call import ShardRollCall
 from gateway.io.supervisor_feed import SupervisorFeed
 from gateway.service import Api
 from shared.io.child_channel import Boot, ChildChannel
@@ -45,7 +46,7 @@ async def run_gateway(channel: ChildChannel, boot: Boot) -> None:
     edge = Edge(api, edge_options(settings), registrations=[register_pages(api), register_websocket(api)])
     listeners = [socket.socket(fileno=fd) for fd in boot.listen_fds]
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(channel.heartbeat)
+        nursery.start_soon(channel.heartbeat, ShardRollCall(shards, edge.turn).facts)
         nursery.start_soon(shards.run, edge.poller)
         nursery.start_soon(api.hub.run, edge.turn)
         nursery.start_soon(api.work.run, edge.turn)

@@ -15,6 +15,7 @@ import trio
 
 from shared.io.child_channel import StatusLine
 from topicsd.child_process import ChildProcess, Ending, Silence
+from topicsd.core.pulse import Sign
 from topicsd.core.restart_policy import RestartPolicy, RestartTimes
 
 log = logging.getLogger(__name__)
@@ -46,7 +47,9 @@ class ChildKeeper:
         silence: Silence,
         restart: RestartTimes,
         on_condition: Callable[[Condition], None],
+        on_word: Callable[[StatusLine], None] = lambda status: None,
     ) -> None:
+        """`on_word` is told everything that the child says, heartbeats included."""
         self.name = name
         self.condition = Condition(phase=Phase.STARTING)
         self.last_ending: Ending | None = None
@@ -54,6 +57,10 @@ class ChildKeeper:
         self._silence = silence
         self._policy = RestartPolicy(restart)
         self._on_condition = on_condition
+        self._on_word = on_word
+        self._started_at = 0.0
+        self._heard_at: float | None = None  # None: not a word yet
+        self.ready_at: float | None = None
         self._process: ChildProcess | None = None
         self._stopping = trio.Event()
         self._gone = trio.Event()
@@ -77,6 +84,13 @@ class ChildKeeper:
         """To the child, if there is one; the next one is told everything at its start."""
         if self._process is not None:
             self._process.send(message)
+
+    def sign(self, now: float) -> Sign | None:
+        """How lively the child is; None without one."""
+        if self._process is None:
+            return None
+        heard_at = self._started_at if self._heard_at is None else self._heard_at
+        return Sign(name=self.name, silent_s=now - heard_at, spoke=self._heard_at is not None)
 
     async def stop(self, timeout_s: float, *, kill_grace_s: float) -> bool:
         """Let the child drain, kill it when the time is up. True if it ended by itself, and well."""
@@ -115,6 +129,7 @@ class ChildKeeper:
             return Ending(returncode=1, reason=reason, retry=True, ready_for_s=0.0)
         log.info("child.started", extra={"child": self.name, "child_pid": process.pid})
         self._process = process
+        self._started_at, self._heard_at = trio.current_time(), None
         try:
             self.last_ending = await process.run(self._on_status, self._silence)
         finally:
@@ -140,6 +155,8 @@ class ChildKeeper:
             await self._stopping.wait()
 
     def _on_status(self, status: StatusLine) -> None:
+        self._heard_at = trio.current_time()
+        self._on_word(status)
         match status.status:
             case "replaying":
                 self._become(Condition(phase=Phase.REPLAYING, progress=status.progress or 0.0))
@@ -153,6 +170,7 @@ class ChildKeeper:
     def _become(self, condition: Condition) -> None:
         if condition == self.condition:
             return
+        self.ready_at = trio.current_time() if condition.phase is Phase.READY else None
         if condition.phase is Phase.READY:
             log.info("child.ready", extra={"child": self.name})
         self.condition = condition

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from typing import Final
 
 from shared.errors import BadSetting
@@ -9,6 +11,17 @@ from shared.settings import Settings
 
 KEY_FILE_MAX_BYTES: Final = 1 << 20
 """More than this is not a list of keys but a mistake in the path."""
+
+
+CREDENTIAL: Final = "api_keys"
+"""Its name in the directory of credentials (`LoadCredential=` of the unit)."""
+
+
+def credential_setting(env: Mapping[str, str]) -> dict[str, object]:
+    """`api_keys_file` as the service manager provides it, weaker than any other source; empty if it does not."""
+    directory = env.get("CREDENTIALS_DIRECTORY")
+    path = os.path.join(directory, CREDENTIAL) if directory else ""
+    return {"api_keys_file": path} if path and os.path.exists(path) else {}
 
 
 def with_key_file(settings: Settings) -> Settings:

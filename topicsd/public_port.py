@@ -40,9 +40,8 @@ async def open_public_port(settings: Settings) -> list[socket.socket]:
         await trio.sleep(_BUSY_PAUSE_S)
 
 
-def public_url(settings: Settings, listeners: Sequence[socket.socket]) -> str:
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    return f"http://{host}:{port_number(listeners)}"
+def public_url(host: str, listeners: Sequence[socket.socket]) -> str:
+    return f"http://{f'[{host}]' if ':' in host else host}:{port_number(listeners)}"
 
 
 def port_number(listeners: Sequence[socket.socket]) -> int:

@@ -25,6 +25,7 @@ from topicsd.store_file import Store, present_shards, save_store
 
 Progress = Callable[[int, int], None]  # topics moved, topics to move
 OpenShard = Callable[[int], AbstractContextManager[Shard]]
+Proceed = Callable[[], None]  # called between steps; raises to stop the move where it is
 
 
 def ensure_shard_count(
@@ -33,26 +34,40 @@ def ensure_shard_count(
     store: Store,
     progress: Progress,
     open_shard: OpenShard | None = None,
+    proceed: Proceed = lambda: None,
 ) -> Store:
-    """The store with as many shards as the settings ask for; moves topics first if it must."""
+    """The store with as many shards as the settings ask for; moves topics first if it must.
+
+    What `proceed` raises comes out of here; the next start goes on from there, as after a crash.
+    """
     data_dir, shards = settings.data_dir, settings.wal_shards
     if store.shards == shards and store.moving_to is None:
         return store
     save_store(fs, data_dir, structs.replace(store, moving_to=shards))
-    opener = open_shard or (lambda number: _locked_shard(fs, settings, number))
-    reshard(fs, opener, present_shards(fs, data_dir), shards, progress)
+    opener = open_shard or (lambda number: _locked_shard(fs, settings, number, proceed))
+
+    def report(moved: int, total: int) -> None:
+        progress(moved, total)
+        proceed()
+
+    reshard(fs, opener, present_shards(fs, data_dir), shards, report)
     done = Store(format=store.format, shards=shards)
     save_store(fs, data_dir, done)
     return done
 
 
 @contextmanager
-def _locked_shard(fs: FileSystem, settings: Settings, number: int) -> Iterator[Shard]:
+def _locked_shard(fs: FileSystem, settings: Settings, number: int, proceed: Proceed) -> Iterator[Shard]:
     root = shard_paths(settings, number).root
     fs.make_dir(root)
     with DirLock(root):
         yield Shard.open(
-            fs, settings, number, wall_ms=lambda: time.time_ns() // 1_000_000, clock=time.perf_counter
+            fs,
+            settings,
+            number,
+            wall_ms=lambda: time.time_ns() // 1_000_000,
+            clock=time.perf_counter,
+            progress=lambda _: proceed(),
         )
 
 

@@ -10,6 +10,7 @@ import dataclasses
 import logging
 import signal
 import socket
+import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -20,18 +21,23 @@ import trio
 
 from shard_worker.disk.dir_lock import DirectoryLocked, DirLock
 from shared.errors import BadSetting, DataDamage, DiskFault
-from shared.io.child_channel import HEARTBEAT_S, Boot
+from shared.io.child_channel import HEARTBEAT_S, Boot, StatusLine
 from shared.io.durable_fs import FileSystem, RealFileSystem
 from shared.settings import SETTINGS, Settings
 from topicsd.child_keeper import ChildKeeper, Condition, Phase
 from topicsd.child_process import ChildProcess, Silence, child_environment
+from topicsd.core.pulse import PulseLimits
 from topicsd.core.restart_policy import RestartTimes
 from topicsd.exits import Exit, StartRefused
+from topicsd.inherited_port import take_inherited_port
 from topicsd.key_file import with_key_file
 from topicsd.public_port import PortFile, open_public_port, port_number, public_url
 from topicsd.reshard import ensure_shard_count
+from topicsd.service_notify import MANAGER_ENV, ServiceNotifier
+from topicsd.service_report import ServiceReport
 from topicsd.socket_dir import make_socket_dir
-from topicsd.store_file import open_store
+from topicsd.store_file import Store, open_store
+from topicsd.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +50,8 @@ _WORKER_LINKS_SHARE: Final = 0.15
 # Even if the gateway took all the time there was: flushing is what keeps the next start short.
 _WORKER_DRAIN_MIN_S: Final = 1.0
 _KILL_GRACE_S: Final = 2.0
+# What the service manager is asked for on top of all that.
+_STOP_SLACK_S: Final = 5.0
 # On top of the whole drain timeout; only children of a supervisor that was killed live to see it.
 _ORPHAN_GRACE_S: Final = 5.0
 
@@ -57,6 +65,11 @@ class ChildPlan:
     heartbeat_s: float = HEARTBEAT_S
     silence: Silence = field(default_factory=Silence)
     restart: RestartTimes = field(default_factory=RestartTimes)
+    pulse: PulseLimits = field(default_factory=PulseLimits)
+
+
+class MoveStopped(Exception):
+    """A signal came while topics were on their way to other shards."""
 
 
 class Supervisor:
@@ -70,14 +83,19 @@ class Supervisor:
     ) -> None:
         """`settings` with the keys of the key file; `announce` gets the URL once the port is open."""
         self._settings = settings
-        self._env = child_environment(env, [row.env for row in SETTINGS if row.secret])
+        self._manager_env = {name: value for name, value in env.items() if name in MANAGER_ENV}
+        secrets = [row.env for row in SETTINGS if row.secret]
+        self._env = child_environment(env, [*secrets, *MANAGER_ENV])
         self._announce = announce
         self._plan = plan or ChildPlan()
         self._fs: FileSystem = RealFileSystem()
         self._socket_dir = ""
         self._listeners: list[socket.socket] = []
         self._workers: list[ChildKeeper] = []
-        self._gateway = self._keeper("gateway", self._start_gateway, self._on_gateway)
+        self._gateway = self._keeper("gateway", self._start_gateway, self._on_gateway, self._on_gateway_word)
+        notifier = ServiceNotifier.from_env(env)
+        self._report = ServiceReport(notifier)
+        self._watchdog = Watchdog(notifier, self._plan.pulse)
         self._started_at = 0.0
         self._was_ready = False
 
@@ -88,11 +106,16 @@ class Supervisor:
             trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals,
             ExitStack() as held,
         ):
-            self._prepare_data_dir(held)
+            try:
+                await self._prepare_data_dir(held, signals)
+            except MoveStopped:
+                log.info("store.move_stopped", extra={"next": "the next start goes on with it"})
+                return Exit.CLEAN
             await self._open_port(held)
             async with trio.open_nursery() as nursery:
                 for keeper in (*self._workers, self._gateway):
                     nursery.start_soon(keeper.run)
+                nursery.start_soon(self._watchdog.run, self._gateway, self._workers)
                 await self._until_told_to_stop(signals)
                 clean = await self._drain_or_hurry(signals)
                 # Only a process that not even SIGKILL could end is still there.
@@ -102,13 +125,13 @@ class Supervisor:
 
     # --- start --------------------------------------------------------------------------------
 
-    def _prepare_data_dir(self, held: ExitStack) -> None:
+    async def _prepare_data_dir(self, held: ExitStack, signals: AsyncIterator[int]) -> None:
         data_dir, shards = self._settings.data_dir, self._settings.wal_shards
         try:
             self._fs.make_dir(data_dir)
             held.enter_context(DirLock(data_dir))
             store = open_store(self._fs, data_dir, shards=shards)
-            store = ensure_shard_count(self._fs, self._settings, store, self._report_move)
+            store = await self._with_topics_in_place(store, signals)
             self._socket_dir = make_socket_dir(data_dir)
         except DirectoryLocked as err:
             raise StartRefused(Exit.LOCKED, str(err)) from err
@@ -122,8 +145,38 @@ class Supervisor:
             for shard in range(store.shards)
         ]
 
+    async def _with_topics_in_place(self, store: Store, signals: AsyncIterator[int]) -> Store:
+        """Moves topics first if the number of shards has changed. In a thread: it may take a while."""
+        stop = threading.Event()
+
+        def proceed() -> None:
+            if stop.is_set():
+                raise MoveStopped
+
+        async def stop_on_signal() -> None:
+            async for number in signals:
+                if number != signal.SIGHUP:
+                    log.info("store.move_stopping", extra={"signal": signal.Signals(number).name})
+                    stop.set()
+
+        move = partial(
+            ensure_shard_count, self._fs, self._settings, store, self._report_move, proceed=proceed
+        )
+        failure: Exception | None = None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(stop_on_signal)
+            try:
+                store = await trio.to_thread.run_sync(move)
+            except (MoveStopped, StartRefused, DataDamage, DiskFault, OSError) as err:
+                failure = err  # raised below: the nursery would wrap it in a group
+            nursery.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
+        return store
+
     def _report_move(self, moved: int, total: int) -> None:
-        """Progress of a change of the number of shards, which may take a while before anyone is served."""
+        """Called in the thread that moves topics."""
+        self._report.moving(moved, total)
         log.info(
             "store.moving_topics",
             extra={"shards": self._settings.wal_shards, "moved": moved, "of": total},
@@ -132,11 +185,15 @@ class Supervisor:
     async def _open_port(self, held: ExitStack) -> None:
         port_file = PortFile(self._fs, self._settings.port_file)
         port_file.clear()
-        self._listeners = await open_public_port(self._settings)
+        self._listeners = take_inherited_port(self._manager_env, self._settings)
+        inherited = bool(self._listeners)
+        if not inherited:
+            self._listeners = await open_public_port(self._settings)
         held.callback(self._close_listeners)
         port_file.write(port_number(self._listeners))
-        url = public_url(self._settings, self._listeners)
-        log.info("server.listening", extra={"url": url})
+        host = self._listeners[0].getsockname()[0] if inherited else self._settings.host
+        url = public_url(host, self._listeners)
+        log.info("server.listening", extra={"url": url, "inherited": inherited})
         self._announce(url)
 
     def _close_listeners(self) -> None:
@@ -146,7 +203,11 @@ class Supervisor:
     # --- children -----------------------------------------------------------------------------
 
     def _keeper(
-        self, name: str, start: Callable[[], ChildProcess], on_condition: Callable[[Condition], None]
+        self,
+        name: str,
+        start: Callable[[], ChildProcess],
+        on_condition: Callable[[Condition], None],
+        on_word: Callable[[StatusLine], None] = lambda status: None,
     ) -> ChildKeeper:
         return ChildKeeper(
             name,
@@ -154,6 +215,7 @@ class Supervisor:
             silence=self._plan.silence,
             restart=self._plan.restart,
             on_condition=on_condition,
+            on_word=on_word,
         )
 
     def _start_worker(self, shard: int) -> ChildProcess:
@@ -187,8 +249,12 @@ class Supervisor:
     def _on_gateway(self, condition: Condition) -> None:
         self._note_ready()
 
+    def _on_gateway_word(self, status: StatusLine) -> None:
+        self._watchdog.answered(status.answering)
+
     def _note_ready(self) -> None:
         keepers = (*self._workers, self._gateway)
+        self._report.conditions({keeper.name: keeper.condition for keeper in keepers})
         if self._was_ready or any(keeper.condition.phase is not Phase.READY for keeper in keepers):
             return
         self._was_ready = True
@@ -202,7 +268,9 @@ class Supervisor:
             if number != signal.SIGHUP:
                 log.info("server.draining", extra={"signal": signal.Signals(number).name})
                 return
+            self._report.reloading()
             await self._reload_keys()
+            self._report.reloaded()
 
     async def _reload_keys(self) -> None:
         if self._settings.api_keys_file is None:
@@ -239,6 +307,7 @@ class Supervisor:
         """The gateway first, so that the workers have answered everything before they are asked to go."""
         timeout_s = self._settings.drain_timeout_ms / 1000
         deadline = trio.current_time() + timeout_s
+        self._report.stopping(timeout_s + _WORKER_DRAIN_MIN_S + 2 * _KILL_GRACE_S + _STOP_SLACK_S)
         # Ours too: as long as anyone holds the port, clients could still connect and would wait in vain.
         self._close_listeners()
         results = [await self._gateway.stop(timeout_s * _GATEWAY_KILL_SHARE, kill_grace_s=_KILL_GRACE_S)]

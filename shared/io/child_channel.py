@@ -12,6 +12,8 @@ supervisor leaves no orphans. Status, a descriptor named in argv (`--status-fd N
 | `draining` | | takes no new work |
 | `failed` | `reason`, `retry` | will exit now; `retry` false: a restart would fail again |
 
+The gateway's heartbeat has a list `answering`: the shards that have answered it since the one before.
+
 Children follow these pipes alone and ignore SIGINT, SIGTERM and SIGHUP: a terminal or an init system may
 signal the whole group, and the order of draining is the supervisor's. PR_SET_PDEATHSIG is not used: as
 SIGKILL it would forbid draining, as SIGTERM it would tell nothing that the end of the pipe does not.
@@ -77,6 +79,7 @@ class StatusLine(msgspec.Struct, frozen=True):
     progress: float | None = None
     reason: str | None = None
     retry: bool = True
+    answering: tuple[int, ...] = ()
 
 
 class BadLine(Internal):

@@ -155,3 +155,39 @@ def test_p08_a_move_cut_at_every_call_is_finished_by_the_next_start(start: tuple
     total = calls_of_a_move(start[0])
     check_cuts(start, list(range(1, total)))
     print(f"crash points of a move tried: {(total - 1) * 4}, losses: 0")
+
+
+class Stopped(Exception):
+    pass
+
+
+def test_p08_a_move_that_is_told_to_stop_is_finished_by_the_next_start(
+    start: tuple[FakeDisk, Content], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # One topic per step, so that there are places to stop at.
+    monkeypatch.setattr("shard_worker.moving.MOVE_PASS_TOPICS", 1)
+    disk, before = start[0].clone(), start[1]
+    clock = ManualClock()
+    settings = replace(Settings(), data_dir=DATA_DIR, cold_dir=None, wal_shards=3, min_free_bytes=0)
+
+    @contextmanager
+    def opened(number: int) -> Iterator[Shard]:
+        yield open_shard(disk, settings, number, clock)
+
+    moved = 0
+
+    def progress(done: int, total: int) -> None:
+        nonlocal moved
+        moved = done
+
+    def proceed() -> None:
+        if moved >= 2:
+            raise Stopped
+
+    store = open_store(disk, DATA_DIR, shards=3)
+    with pytest.raises(Stopped):
+        ensure_shard_count(disk, settings, store, progress, opened, proceed)
+    assert moved == 2
+    assert open_store(disk, DATA_DIR, shards=3).moving_to == 3
+    move(disk, 3, clock)
+    assert contents(disk, 3, clock) == before

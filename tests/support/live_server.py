@@ -11,7 +11,8 @@ import contextlib
 import json
 import os
 import signal
-from collections.abc import Mapping
+import socket
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from shared.io.child_channel import socket_path
@@ -30,7 +31,10 @@ class LiveServer(ServerProcess):
         env: Mapping[str, str] | None = None,
         silence: Mapping[str, float] | None = None,
         restart: Mapping[str, float] | None = None,
+        listener: socket.socket | None = None,
+        inside: Sequence[str] = (),
     ) -> None:
+        """`inside`: arguments of a Python program that becomes the server."""
         self.data_dir = data_dir
         self.port_file = data_dir.parent / f"{data_dir.name}.port"
         self.shards = shards
@@ -50,7 +54,7 @@ class LiveServer(ServerProcess):
                 "restart": dict(restart or {}),
             }
             command = ["-m", "tests.support.server_process", json.dumps(plan)]
-        self._launch(command, settings | dict(env or {}))
+        self._launch([*inside, *command], settings | dict(env or {}), listener)
 
     def __exit__(self, *_: object) -> None:
         """Ends what is left of it at once. Tests that care how it stops call `stop` before."""

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -21,6 +22,7 @@ from typing import Any, Self, TypeVar
 from shared.settings import load_settings
 from topicsd.child_process import Silence
 from topicsd.commands.serve import run_server
+from topicsd.core.pulse import PulseLimits
 from topicsd.core.restart_policy import RestartTimes
 from topicsd.key_file import with_key_file
 from topicsd.supervisor import ChildPlan
@@ -40,6 +42,15 @@ FAST_RESTART = {
 }
 
 
+# LISTEN_PID must be that of the server, which is known only in the process that becomes it.
+AS_SERVICE_MANAGER = """
+import os, sys
+os.dup2(int(sys.argv[1]), 3)
+os.environ["LISTEN_PID"] = str(os.getpid())
+os.execv(sys.executable, [sys.executable, *sys.argv[2:]])
+"""
+
+
 def environment(extra: Mapping[str, str]) -> dict[str, str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("TOPICS_")}
     return clean | {"PYTHONPATH": str(ROOT)} | dict(extra)
@@ -54,6 +65,8 @@ class ServerProcess:
         plan: Mapping[str, object] | None = None,
         silence: Mapping[str, float] | None = None,
         restart: Mapping[str, float] | None = None,
+        pulse: Mapping[str, float] | None = None,
+        listener: socket.socket | None = None,
     ) -> None:
         self.data_dir = data_dir
         self.port_file = data_dir.parent / f"{data_dir.name}.port"
@@ -61,6 +74,7 @@ class ServerProcess:
             "plan": FAKES | {"heartbeat_s": 0.05} | dict(plan or {}),
             "silence": dict(silence or {}),
             "restart": FAST_RESTART | dict(restart or {}),
+            "pulse": dict(pulse or {}),
         }
         settings = {
             "TOPICS_DATA_DIR": str(data_dir),
@@ -70,13 +84,21 @@ class ServerProcess:
             "TOPICS_DRAIN_TIMEOUT_MS": "5000",
         }
         command = ["-m", "tests.support.server_process", json.dumps(everything)]
-        self._launch(command, settings | dict(env or {}))
+        self._launch(command, settings | dict(env or {}), listener)
 
-    def _launch(self, arguments: Sequence[str], env: Mapping[str, str]) -> None:
+    def _launch(
+        self, arguments: Sequence[str], env: Mapping[str, str], listener: socket.socket | None = None
+    ) -> None:
+        """`listener` is passed as a service manager would, as descriptor 3."""
+        passed = () if listener is None else (listener.fileno(),)
+        if listener is not None:
+            arguments = ["-c", AS_SERVICE_MANAGER, str(listener.fileno()), *arguments]
+            env = {"LISTEN_FDS": "1"} | dict(env)
         self._process = subprocess.Popen(
             [sys.executable, *arguments],
             env=environment(env),
             cwd=ROOT,
+            pass_fds=passed,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
@@ -213,6 +235,9 @@ if __name__ == "__main__":
     given = json.loads(sys.argv[1])
     settings = with_key_file(load_settings({}, os.environ, None, cpus=2))
     plan = ChildPlan(
-        **given["plan"], silence=Silence(**given["silence"]), restart=RestartTimes(**given["restart"])
+        **given["plan"],
+        silence=Silence(**given["silence"]),
+        restart=RestartTimes(**given["restart"]),
+        pulse=PulseLimits(**given.get("pulse", {})),
     )
     sys.exit(run_server(settings, plan))

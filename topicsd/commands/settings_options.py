@@ -11,7 +11,7 @@ import click
 from shared.errors import BadSetting
 from shared.settings import SETTINGS, Setting, Settings, load_settings, parse_toml
 from topicsd.exits import Exit
-from topicsd.key_file import with_key_file
+from topicsd.key_file import credential_setting, with_key_file
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -42,7 +42,9 @@ def _option(row: Setting) -> Callable[[F], F]:
 def settings_or_exit(config_file: str | None, flags: Mapping[str, str | None]) -> Settings:
     """The settings in force, keys of the key file included. A bad one ends the process, named."""
     try:
-        toml = None if config_file is None else parse_toml(_read_config(config_file))
+        toml = credential_setting(os.environ)
+        if config_file is not None:
+            toml |= parse_toml(_read_config(config_file))
         return with_key_file(load_settings(flags, os.environ, toml, cpus=len(os.sched_getaffinity(0))))
     except BadSetting as err:
         refuse(err.message, Exit.BAD_SETTINGS)
