@@ -52,7 +52,9 @@ def test_the_exposure_is_as_low_as_the_documents_say(units: list[Path]) -> None:
     done = analyze("security", "--offline=true", units[0])
     found = re.search(r"exposure level for topicsd.service: ([0-9.]+)", done.stdout)
     assert found is not None, done.stdout + done.stderr
-    documented = re.search(r"exposure level of ([0-9]+[.][0-9]+)", (ROOT / "docs" / "operations.md").read_text())
+    documented = re.search(
+        r"exposure level of ([0-9]+[.][0-9]+)", (ROOT / "docs" / "operations.md").read_text()
+    )
     assert documented is not None
     # Releases of systemd weigh a little differently.
     assert float(found[1]) <= float(documented[1]) + 0.5
