@@ -14,9 +14,7 @@ from __future__ import annotations
 
 import argparse
 import select
-import shutil
 import socket
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -25,6 +23,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from perf import servers
 from perf.fanout_clients import (
     HttpWriter,
     NatsWatching,
@@ -34,15 +33,13 @@ from perf.fanout_clients import (
     Writer,
     XaddWriter,
     XreadWatching,
-    connect,
     receive_answer,
     receive_until,
     token,
 )
-from perf.http import Server, topicsd
-from perf.queue import free_port, running
 from perf.queue_clients import resp
 from perf.report import Aim, Row, machine, percentiles, print_machine, print_table, save
+from perf.servers import connect, need, topicsd
 from perf.shard_bench import scratch
 
 WATCHERS = (1, 100, 1000)
@@ -181,15 +178,14 @@ def ours(directory: str) -> Iterator[System]:
                 each.ready()
             return list(found)
 
-        yield System("topicsd", watch, lambda: HttpWriter(server.port), lambda: sum(server.cpu_s().values()))
+        yield System("topicsd", watch, lambda: HttpWriter(server.port), server.total_cpu_s)
         first.sock.close()
 
 
 @contextmanager
 def redis(directory: str) -> Iterator[System]:
-    port = free_port()
-    options = ["--port", str(port), "--dir", directory, "--save", "", "--appendonly", "yes"]
-    with running(["redis-server", *options, "--appendfsync", "everysec"], port) as cpu_s:
+    with servers.redis(directory) as server:
+        port = server.port
         setup = connect(port)
 
         def watch(count: int) -> list[Watching]:
@@ -199,7 +195,7 @@ def redis(directory: str) -> Iterator[System]:
             _until_blocked(setup, count)
             return list(found)
 
-        yield System("Redis XREAD", watch, lambda: XaddWriter(port), cpu_s)
+        yield System("Redis XREAD", watch, lambda: XaddWriter(port), server.total_cpu_s)
         setup.close()
 
 
@@ -213,8 +209,8 @@ def _until_blocked(setup: socket.socket, count: int) -> None:
 
 @contextmanager
 def nats(directory: str) -> Iterator[System]:
-    port = free_port()
-    with running(["nats-server", "-a", "127.0.0.1", "-p", str(port)], port) as cpu_s:
+    with servers.nats(directory, jetstream=False) as server:
+        port = server.port
 
         def watch(count: int) -> list[Watching]:
             found = [NatsWatching(port) for _ in range(count)]
@@ -222,7 +218,7 @@ def nats(directory: str) -> Iterator[System]:
                 each.ready()
             return list(found)
 
-        yield System("NATS core", watch, lambda: NatsWriter(port), cpu_s)
+        yield System("NATS core", watch, lambda: NatsWriter(port), server.total_cpu_s)
 
 
 # --- idle streams -----------------------------------------------------------------------------------------
@@ -234,13 +230,13 @@ def idle(directory: str, count: int) -> Row:
         writer = HttpWriter(server.port)
         writer.write(0)
         receive_answer(writer.sock)
-        before_kib = _gateway_kib(server)
+        before = server.rss_of("gateway")
         watchers = []
         for _ in range(count):
             each = SseWatching(server.port, writer.sock)
             each.ready()
             watchers.append(each)
-        after_kib = _gateway_kib(server)
+        after = server.rss_of("gateway")
         seconds = 20.0
         cpu_at = server.cpu_s()["gateway"]
         time.sleep(seconds)
@@ -254,23 +250,11 @@ def idle(directory: str, count: int) -> Row:
         writer.sock.close()
     return {
         "streams": count,
-        "gateway_mib": round(after_kib / 1024, 1),
-        "kib_per_stream": round((after_kib - before_kib) / count, 2),
+        "gateway_mib": round(after / (1 << 20), 1),
+        "kib_per_stream": round((after - before) / 1024 / count, 2),
         "gateway_cpu_percent": round(cpu_s / seconds * 100, 2),
         "one_record_to_all_ms": round(max(latencies), 1),
     }
-
-
-def _gateway_kib(server: Server) -> int:
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            command = path.read_bytes()
-            status = path.with_name("status").read_text()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if b"gateway" in command and f"PPid:\t{server.process.pid}\n" in status:
-            return int(status.partition("VmRSS:")[2].split()[0])
-    raise AssertionError("the gateway was not found")
 
 
 # --- the comparison ---------------------------------------------------------------------------------------
@@ -333,18 +317,14 @@ def main() -> None:
     parser.add_argument("--dir", help="a directory on the file system to measure; default: the temporary one")
     options = parser.parse_args()
     rounds, share, pour_s = (2, 0.2, 0.5) if options.short else (5, 1.0, 2.0)
-    skipped = []
+    need(["redis-server", "nats-server"])
     with ExitStack() as stack:
         directory = stack.enter_context(scratch(options.dir))
         found = machine(directory)
         print_machine(found)
         systems = [stack.enter_context(ours(directory))]
-        for program, start in (("redis-server", redis), ("nats-server", nats)):
-            if shutil.which(program) is None:
-                skipped.append(f"{program} is not installed, so it is not compared")
-                print(skipped[-1], file=sys.stderr)
-                continue
-            own = Path(directory) / program
+        for name, start in (("redis", redis), ("nats", nats)):
+            own = Path(directory) / name
             own.mkdir()
             systems.append(stack.enter_context(start(str(own))))
         rows, aims = compare(systems, rounds, share, pour_s)
@@ -356,7 +336,6 @@ def main() -> None:
     document = {
         "machine": found,
         "rounds": rounds,
-        "skipped": skipped,
         "rows": rows,
         "idle": quiet,
         "aims": [aim.row() for aim in aims],

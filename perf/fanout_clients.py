@@ -11,6 +11,7 @@ import socket
 from typing import Protocol
 
 from perf.queue_clients import http_request, resp
+from perf.servers import connect
 
 TOPIC = "bench-fanout"
 _PAD = b"x" * 70  # records of about 100 bytes
@@ -35,12 +36,6 @@ class Writer(Protocol):
     def write(self, number: int) -> None: ...
     def answered(self, data: bytes) -> int:
         """How many writes these bytes confirm."""
-
-
-def connect(port: int) -> socket.socket:
-    sock = socket.create_connection(("127.0.0.1", port), timeout=30)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return sock
 
 
 def receive_until(sock: socket.socket, mark: bytes) -> bytes:

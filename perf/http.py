@@ -9,27 +9,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import shutil
-import socket
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
 from perf.report import Aim, Row, machine, print_machine, print_table, save
+from perf.servers import Server, free_port, need, running, send, serves, topicsd
 from perf.shard_bench import scratch, write_body
 
-_ROOT = Path(__file__).parents[1]
 _SCRIPT = Path(__file__).with_name("wrk.lua")
-_START_S = 60.0
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _ROUNDS = 5
 _READ_RECORDS = 1000
 
@@ -57,109 +48,6 @@ MORE = (
         _READ_RECORDS,
     ),
 )
-
-
-# --- servers ----------------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class Server:
-    process: subprocess.Popen[bytes]
-    port: int
-
-    def url(self, path: str) -> str:
-        return f"http://127.0.0.1:{self.port}{path}"
-
-    def cpu_s(self) -> dict[str, float]:
-        """CPU seconds so far, by kind of process."""
-        found: dict[str, float] = {}
-        for pid in (self.process.pid, *_children(self.process.pid)):
-            kind = _kind(pid)
-            if kind is not None:
-                found[kind] = found.get(kind, 0.0) + cpu_seconds(pid)
-        return found
-
-
-def _children(pid: int) -> list[int]:
-    found: list[int] = []
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        found += map(int, path.read_text().split())
-    return found + [below for child in found for below in _children(child)]
-
-
-def _kind(pid: int) -> str | None:
-    try:
-        command = Path(f"/proc/{pid}/cmdline").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    for mark, kind in (("gateway", "gateway"), ("shard_worker", "worker"), ("http_floor", "floor")):
-        if mark in command:
-            return kind
-    return "supervisor"
-
-
-def cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
-
-
-@contextmanager
-def _running(command: list[str], port: int, ready_path: str) -> Iterator[Server]:
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("TOPICS_")}
-    process = subprocess.Popen(
-        [sys.executable, "-m", *command],
-        cwd=_ROOT,
-        env=clean,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-    )
-    server = Server(process, port)
-    try:
-        _wait_ready(server, ready_path)
-        yield server
-    finally:
-        process.terminate()
-        process.communicate()
-
-
-def _wait_ready(server: Server, path: str) -> None:
-    give_up_at = time.monotonic() + _START_S
-    while True:
-        try:
-            with urllib.request.urlopen(server.url(path), timeout=5) as answer:
-                answer.read()
-            return
-        except urllib.error.HTTPError as err:
-            if err.code < 500:
-                return  # it answers: that will do for the floor, which has one route
-        except OSError:
-            pass
-        if server.process.poll() is not None or time.monotonic() > give_up_at:
-            server.process.kill()
-            _, told = server.process.communicate()
-            raise SystemExit(f"the server did not start:\n{told.decode()[-4000:]}")
-        time.sleep(0.05)
-
-
-def topicsd(directory: str) -> AbstractContextManager[Server]:
-    port = _free_port()
-    command = ["topicsd", "serve", "--port", str(port), "--data-dir", f"{directory}/data"]
-    return _running(command, port, "/v0/ready")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def _send(server: Server, path: str, body: bytes) -> None:
-    request = urllib.request.Request(
-        server.url(path), body, {"Content-Type": "application/json"}, method="POST"
-    )
-    with urllib.request.urlopen(request, timeout=30) as answer:
-        answer.read()
 
 
 # --- load -------------------------------------------------------------------------------------------------
@@ -226,18 +114,18 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=3, help="length of one round")
     parser.add_argument("--dir", help="a directory on the file system to measure; default: the temporary one")
     options = parser.parse_args()
-    if shutil.which("wrk") is None:
-        raise SystemExit("wrk is not installed. Debian, Ubuntu: sudo apt-get install wrk")
+    need(["wrk"])
     with ExitStack() as stack:
         directory = stack.enter_context(scratch(options.dir))
         found = machine(directory)
         print_machine(found)
         ours = stack.enter_context(topicsd(directory))
-        port = _free_port()
-        floor = stack.enter_context(_running(["perf.http_floor", str(port)], port, "/"))
+        port = free_port()
+        command = [sys.executable, "-m", "perf.http_floor", str(port)]
+        floor = stack.enter_context(running("Quart on Hypercorn", command, port, serves("/")))
         rows, aim = _compare(ours, floor, options.seconds, directory)
         for _ in range(20):
-            _send(ours, "/v0/topics/read", write_body(100, 100))
+            send(ours, "/v0/topics/read", write_body(100, 100))
         for load in MORE:
             runs = [_wrk(ours, load, max(1, options.seconds - 1), directory) for _ in range(_ROUNDS)]
             rows.append(_row(load, "topicsd", runs))

@@ -15,19 +15,15 @@ from __future__ import annotations
 import argparse
 import json
 import select
-import shutil
 import socket
-import subprocess
-import sys
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-from perf.http import cpu_seconds, topicsd
+from perf import servers
 from perf.queue_clients import (
     GROUP,
     NATS_CONSUMER,
@@ -41,11 +37,11 @@ from perf.queue_clients import (
     resp,
 )
 from perf.report import Aim, Row, machine, percentiles, print_machine, print_table, save
+from perf.servers import connect, need, send, topicsd
 from perf.shard_bench import scratch
 
 WORKERS = (1, 8, 50)
 BATCHES = (1, 8, 100)
-_START_S = 20.0
 _PREPARE_S = 10.0
 
 
@@ -147,78 +143,36 @@ class System:
             return measured
 
 
-def connect(port: int) -> socket.socket:
-    sock = socket.create_connection(("127.0.0.1", port), timeout=30)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return sock
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-@contextmanager
-def running(command: list[str], port: int) -> Iterator[Callable[[], float]]:
-    """Until the end of the block; what it gives tells the CPU seconds of the process."""
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        give_up_at = time.monotonic() + _START_S
-        while True:
-            try:
-                connect(port).close()
-                break
-            except OSError:
-                if process.poll() is not None or time.monotonic() > give_up_at:
-                    raise SystemExit(f"{command[0]} did not start") from None
-                time.sleep(0.05)
-        yield lambda: cpu_seconds(process.pid)
-    finally:
-        process.terminate()
-        process.wait()
-
-
 @contextmanager
 def ours(directory: str) -> Iterator[System]:
     with topicsd(directory) as server:
-        request = urllib.request.Request(
-            server.url(f"/v0/topics/{TOPIC}"),
-            b'{"type":"queue"}',
-            {"Content-Type": "application/json"},
-            method="PUT",
-        )
-        urllib.request.urlopen(request, timeout=30).close()
-        yield System("topicsd", server.port, TopicsClient, lambda: sum(server.cpu_s().values()))
+        send(server, f"/v0/topics/{TOPIC}", b'{"type":"queue"}', "PUT")
+        yield System("topicsd", server.port, TopicsClient, server.total_cpu_s)
 
 
 @contextmanager
 def redis(directory: str) -> Iterator[System]:
-    port = free_port()
-    options = ["--port", str(port), "--dir", directory, "--save", "", "--appendonly", "yes"]
-    with running(["redis-server", *options, "--appendfsync", "everysec"], port) as cpu_s:
-        with connect(port) as sock:
+    with servers.redis(directory) as server:
+        with connect(server.port) as sock:
             sock.sendall(resp(b"XGROUP", b"CREATE", TOPIC.encode(), GROUP, b"0", b"MKSTREAM"))
             assert sock.recv(100) == b"+OK\r\n"
-        yield System("Redis Streams", port, RedisClient, cpu_s)
+        yield System("Redis Streams", server.port, RedisClient, server.total_cpu_s)
 
 
 @contextmanager
 def nats(directory: str) -> Iterator[System]:
-    port = free_port()
-    with running(["nats-server", "-js", "-a", "127.0.0.1", "-p", str(port), "-sd", directory], port) as cpu_s:
+    with servers.nats(directory) as server:
         stream = {"name": NATS_STREAM, "subjects": [TOPIC], "retention": "workqueue", "storage": "file"}
         config = {"durable_name": NATS_CONSUMER, "ack_policy": "explicit", "max_ack_pending": 1_000_000}
         consumer = {"stream_name": NATS_STREAM, "config": config}
-        with connect(port) as sock:
+        with connect(server.port) as sock:
             sock.sendall(b'CONNECT {"verbose":false}\r\nSUB made 1\r\n')
-            _nats_make(sock, f"$JS.API.STREAM.CREATE.{NATS_STREAM}", stream)
-            _nats_make(sock, f"$JS.API.CONSUMER.DURABLE.CREATE.{NATS_STREAM}.{NATS_CONSUMER}", consumer)
-        yield System("NATS JetStream", port, NatsClient, cpu_s)
+            nats_make(sock, f"$JS.API.STREAM.CREATE.{NATS_STREAM}", stream)
+            nats_make(sock, f"$JS.API.CONSUMER.DURABLE.CREATE.{NATS_STREAM}.{NATS_CONSUMER}", consumer)
+        yield System("NATS JetStream", server.port, NatsClient, server.total_cpu_s)
 
 
-def _nats_make(sock: socket.socket, subject: str, config: Row) -> None:
+def nats_make(sock: socket.socket, subject: str, config: Row) -> None:
     sock.sendall(nats_publish(subject.encode(), b"made", json.dumps(config).encode()))
     sock.settimeout(_PREPARE_S)
     told = b""
@@ -293,18 +247,14 @@ def main() -> None:
     parser.add_argument("--dir", help="a directory on the file system to measure; default: the temporary one")
     options = parser.parse_args()
     rounds, seconds = (2, 0.6) if options.short else (5, 2.0)
-    skipped = []
+    need(["redis-server", "nats-server"])
     with ExitStack() as stack:
         directory = stack.enter_context(scratch(options.dir))
         found = machine(directory)
         print_machine(found)
         systems = [stack.enter_context(ours(directory))]
-        for program, start in (("redis-server", redis), ("nats-server", nats)):
-            if shutil.which(program) is None:
-                skipped.append(f"{program} is not installed, so it is not compared")
-                print(skipped[-1], file=sys.stderr)
-                continue
-            own = Path(directory) / program
+        for name, start in (("redis", redis), ("nats", nats)):
+            own = Path(directory) / name
             own.mkdir()
             systems.append(stack.enter_context(start(str(own))))
         rows, aims = compare(systems, rounds, seconds)
@@ -315,7 +265,6 @@ def main() -> None:
         "machine": found,
         "rounds": rounds,
         "seconds_per_round": seconds,
-        "skipped": skipped,
         "rows": rows,
         "aims": [aim.row() for aim in aims],
     }
