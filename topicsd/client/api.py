@@ -167,7 +167,7 @@ class Server:
             self.close()
             raise
         if not 200 <= response.status < 300:
-            raise self._refused(response, answer)
+            raise self.refusal(response.status, answer, response.headers.get("Retry-After", ""))
         return answer
 
     def _connect(self, timeout_s: float) -> http.client.HTTPConnection:
@@ -186,15 +186,27 @@ class Server:
         query: Mapping[str, object] | None,
         headers: Mapping[str, str] | None,
     ) -> http.client.HTTPResponse:
-        target = self.address.path + path
-        given = {name: value for name, value in (query or {}).items() if value is not None}
-        if given:
-            target += "?" + urlencode(given)
         sent = {**self._headers, **(headers or {})}
         if data is not None:
             sent["Content-Type"] = "application/json"
-        connection.request(method, target, body=data, headers=sent)
+        connection.request(method, self._target(path, query), body=data, headers=sent)
         return connection.getresponse()
+
+    def _target(self, path: str, query: Mapping[str, object] | None) -> str:
+        given = {name: value for name, value in (query or {}).items() if value is not None}
+        return self.address.path + path + ("?" + urlencode(given) if given else "")
+
+    def request_bytes(
+        self, method: str, path: str, body: bytes, *, query: Mapping[str, object] | None = None
+    ) -> bytes:
+        """A request as it goes over the wire, for those who drive connections of their own."""
+        head = [
+            f"{method} {self._target(path, query)} HTTP/1.1",
+            f"Host: {self.address.host}:{self.address.port}",
+        ]
+        head += [f"{name}: {value}" for name, value in self._headers.items()]
+        head += ["Content-Type: application/json", f"Content-Length: {len(body)}", "", ""]
+        return "\r\n".join(head).encode() + body
 
     # --- streams ----------------------------------------------------------------------------------------
 
@@ -208,7 +220,7 @@ class Server:
                 wanted = {"Accept": "text/event-stream", **(headers or {})}
                 response = self._send(connection, "GET", path, None, None, wanted)
                 if response.status != 200:
-                    raise self._refused(response, response.read())
+                    raise self.refusal(response.status, response.read())
                 while piece := response.read1(65536):
                     yield piece
             finally:
@@ -236,18 +248,16 @@ class Server:
     def _not_topicsd(self, why: str) -> Unreachable:
         return Unreachable(f"{self.address} does not look like topicsd: {why}; check --url or TOPICS_URL")
 
-    def _refused(self, response: http.client.HTTPResponse, answer: bytes) -> Refused | Unreachable:
+    def refusal(self, status: int, answer: bytes, retry_after: str = "") -> Refused | Unreachable:
+        """What an answer that is not 2xx says."""
         try:
             error = msgspec.json.decode(answer, type=_ErrorBody).error
         except (msgspec.DecodeError, UnicodeDecodeError):
-            return self._not_topicsd(f"it answered {response.status} without an error of ours")
-        retry_after = response.headers.get("Retry-After", "")
+            return self._not_topicsd(f"it answered {status} without an error of ours")
         seconds = float(retry_after) if retry_after.isdigit() else None
         if error.detail and isinstance(error.detail.get("retry_after_ms"), int | float):
             seconds = float(str(error.detail["retry_after_ms"])) / 1000
-        refused = Refused(
-            response.status, error.code, error.message, detail=error.detail, retry_after_s=seconds
-        )
+        refused = Refused(status, error.code, error.message, detail=error.detail, retry_after_s=seconds)
         hint = next_step(refused, has_token="Authorization" in self._headers)
         return refused.with_hint(hint) if hint else refused
 

@@ -152,4 +152,5 @@ def gap_text(topic: str, gap: Gap) -> str:
         return f"{topic}: it was deleted and made anew; reading starts over at seq {gap.earliest_seq}"
     why = REASONS.get(gap.reason, gap.reason)
     lost = seq_range(gap.gap_from, gap.gap_to)
-    return f"{topic}: {lost} {'is' if gap.gap_from == gap.gap_to else 'are'} lost ({why}); going on at seq {gap.earliest_seq}"
+    are = "is" if gap.gap_from == gap.gap_to else "are"
+    return f"{topic}: {lost} {are} lost ({why}); going on at seq {gap.earliest_seq}"

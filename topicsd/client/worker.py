@@ -1,7 +1,7 @@
 """A worker loop: claims a job, runs a command on it, acks or nacks by how that ended, keeps the lease meanwhile.
 
-Each of the parallel workers is a thread with a connection of its own. The first signal lets the running commands finish;
-the second one stops them and gives their jobs back.
+Each of the parallel workers is a thread with a connection of its own. The first signal lets the running commands
+finish; the second one stops them and gives their jobs back.
 """
 
 from __future__ import annotations
