@@ -277,6 +277,7 @@ def next_step(error: Refused, *, has_token: bool) -> str | None:
 
 
 _NEXT_STEPS = {
+    "not_found": "is the server older than this command?",
     "forbidden": "use a key with that scope and prefix",
     "not_a_queue": "queues are made with: topics create NAME --queue",
     "topic_full": "read and delete something, or raise its cap: topics set NAME cap_records=N",

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
+from typing import Any
 
 import pytest
 
-from topicsd.client.api import Address, next_step
+from topicsd.client.api import Address, Server, next_step
+from topicsd.client.commands.ls import all_topics
 from topicsd.client.commands.watch import parse_names
 from topicsd.client.errors import Exit, Refused, Unreachable, Usage
 from topicsd.client.jobs import Held, named_jobs
@@ -163,6 +165,32 @@ def test_event_streams_in_any_pieces(size: int) -> None:
         ("caught-up", b"{}", "a2"),
         ("message", b"last\n", "a2"),
     ]
+
+
+# --- lists ---
+
+
+class PagedServer(Server):
+    """Three topics, two to a page."""
+
+    def call(self, method: str, path: str, body: object = None, **more: Any) -> bytes:
+        first = int(more["query"]["cursor"] or 0)
+        names = ["a", "b", "c"][first : first + 2]
+        page: dict[str, object] = {"topics": [summary_of(name) for name in names]}
+        if first == 0:
+            page["next_cursor"] = "2"
+        return json.dumps(page).encode()
+
+
+def summary_of(name: str) -> dict[str, object]:
+    numbers = dict.fromkeys(("head_seq", "earliest_seq", "count", "bytes", "effective_priority"), 0)
+    return {"topic": name, "type": "log", "durable": False, "new_field": 1, **numbers}
+
+
+def test_lists_are_read_to_the_last_page() -> None:
+    found = list(all_topics(PagedServer(), ""))
+    assert [topic.topic for _, topic in found] == ["a", "b", "c"]
+    assert json.loads(found[2][0]) == summary_of("c")  # as the server gave it, whatever it has
 
 
 # --- errors ---
