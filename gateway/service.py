@@ -37,6 +37,7 @@ class ShardStatus(Protocol):
     topics: int
     bytes: int
     reason: str
+    throttled: int
 
     @property
     def up(self) -> bool: ...

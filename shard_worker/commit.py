@@ -28,7 +28,8 @@ from shared.limits import (
     RETRY_AFTER_DEFAULT_MS,
     SEQ_RESERVE_MAX,
     SEQ_RESERVE_MIN,
-    UNSYNCED_MAX_BYTES,
+    THROTTLE_RETRY_MAX_MS,
+    THROTTLE_RETRY_MIN_MS,
 )
 from shared.settings import Settings
 from shared.snapshot_items import encode_topic
@@ -49,7 +50,10 @@ class Committer:
         self._group: list[Pending] = []
         self._waiting: list[Pending] = []  # written, gated by the next sync
         self._syncing: list[Pending] = []  # gated by the sync that is running
-        self._waiting_bytes = 0
+        self.waiting_bytes = 0  # of gated frames, staged or written
+        self.throttled = 0  # requests that were refused because of them
+        self._sync_started = 0.0
+        self._sync_ms_per_byte = 0.0  # of late
         self._raised: list[tuple[Topic, int]] = []  # reservations that the next sync makes durable
         self._raised_syncing: list[tuple[Topic, int]] = []
         self._raised_from: list[tuple[Topic, int]] = []  # what the raises of this group replaced
@@ -69,8 +73,23 @@ class Committer:
         """Refuse early what could not be committed."""
         if self.read_only is not None:
             raise self.read_only
-        if self._waiting_bytes > UNSYNCED_MAX_BYTES:
-            raise Throttled(retry_after_ms=RETRY_AFTER_DEFAULT_MS)
+        if self.full:
+            self.throttled += 1
+            raise self.refusal()
+
+    @property
+    def full(self) -> bool:
+        """Do so many bytes wait for a sync that no more may be staged?"""
+        return self.waiting_bytes > self._settings.max_unsynced_bytes
+
+    def refusal(self) -> Throttled:
+        """With a guess when there will be room: at the pace of the last syncs; later if the present one stalls."""
+        if not self._sync_ms_per_byte:
+            return Throttled(retry_after_ms=RETRY_AFTER_DEFAULT_MS)
+        wait_ms = self.waiting_bytes * self._sync_ms_per_byte
+        if self.sync_running:
+            wait_ms = max(wait_ms, (self._clock() - self._sync_started) * 1000)
+        return Throttled(retry_after_ms=int(min(THROTTLE_RETRY_MAX_MS, max(THROTTLE_RETRY_MIN_MS, wait_ms))))
 
     def stage_append(self, pending: PendingAppend, *, gated: bool = False) -> None:
         topic, batch = pending.topic, pending.batch
@@ -148,6 +167,8 @@ class Committer:
         if topic is not None and (gated or topic.gated):
             topic.gated += 1
             gated = True
+        if gated:
+            self.waiting_bytes += pending.size
         pending.gated = gated
         self._group.append(pending)
 
@@ -179,7 +200,6 @@ class Committer:
         for pending in group:
             if pending.gated:
                 self._waiting.append(pending)
-                self._waiting_bytes += pending.size
             else:
                 self._apply(pending)
                 done.append(pending)
@@ -230,8 +250,10 @@ class Committer:
             topic.reserved = before
         self._raised_from.clear()
         for pending in reversed(group):
-            if pending.gated and pending.topic is not None:
-                pending.topic.gated -= 1
+            if pending.gated:
+                self.waiting_bytes -= pending.size
+                if pending.topic is not None:
+                    pending.topic.gated -= 1
             pending.undo(self._state)
             self._settled(pending)
         for pending in group:
@@ -274,6 +296,7 @@ class Committer:
     def begin_sync(self, now_ms: int) -> SyncJob:
         assert not self.sync_running and not self._group
         self.sync_running = True
+        self._sync_started = self._clock()
         self.last_sync_ms = now_ms
         self._syncing, self._waiting = self._waiting, []
         self._raised_syncing, self._raised = self._raised, []
@@ -286,11 +309,16 @@ class Committer:
         for topic, reserved in self._raised_syncing:
             topic.reserved_synced = max(topic.reserved_synced, reserved)
         self._raised_syncing = []
+        before = self.waiting_bytes
         for pending in done:
-            self._waiting_bytes -= pending.size
+            self.waiting_bytes -= pending.size
             if pending.topic is not None:
                 pending.topic.gated -= 1
             self._apply(pending)
+        if before > self.waiting_bytes:
+            pace = job.run_ms / (before - self.waiting_bytes)
+            known = self._sync_ms_per_byte
+            self._sync_ms_per_byte = known + (pace - known) / 4 if known else pace
         timings: Timings = {"fsync_ms": round(job.run_ms, 3)}
         for pending in done:
             pending.answer(timings)

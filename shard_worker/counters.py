@@ -43,3 +43,5 @@ class EngineCounters:
     syncs: Histogram = field(default_factory=lambda: Histogram(_SYNC_BOUNDS_MS))
     # From the write of a job to its first delivery.
     job_waits: Histogram = field(default_factory=lambda: Histogram(_WAIT_BOUNDS_MS))
+    # Of writes that had asked to wait for room.
+    throttle_waits: Histogram = field(default_factory=lambda: Histogram(_WAIT_BOUNDS_MS))

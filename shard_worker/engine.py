@@ -27,6 +27,7 @@ from shard_worker.core.shard_state import ShardState
 from shard_worker.core.topic import REASON_MIXED, Topic
 from shard_worker.counters import EngineCounters
 from shard_worker.disk.wal import SyncJob, Wal
+from shard_worker.held_writes import HeldWrites
 from shard_worker.long_polls import LongPolls, Waiting
 from shard_worker.moves import Moves
 from shard_worker.pending import PendingAppend, PendingControl, answer_write
@@ -88,6 +89,8 @@ class Engine:
         self._clock = clock
         self._anchor_ms, self._anchor_at = 0, clock()
         self.commits = Committer(wal, state, settings, shard, clock)
+        self.held = HeldWrites()
+        self.waited_ms: Callable[[Topic, int], int] = lambda topic, now_ms: 0  # of the topic's deliveries
         self._polls = LongPolls()
         self._rewake: set[Topic] = set()  # topics whose readers could not all be answered in the last turn
         self.counters = EngineCounters()
@@ -159,7 +162,10 @@ class Engine:
     def finish_sync(self, job: SyncJob) -> None:
         self.counters.syncs.add(job.run_ms)
         self.commits.finish_sync(job)
-        self._wake_readers(self.now_ms())
+        now_ms = self.now_ms()
+        if self.held:
+            self._release_held(now_ms)
+        self._wake_readers(now_ms)
 
     def sync_now(self) -> None:
         """Commit and sync in one go, for start, shutdown and tests."""
@@ -174,7 +180,18 @@ class Engine:
         self.commits.changed |= self._rewake
         self._wake_readers(now_ms)
         self.queues.tick(now_ms)
+        self._release_held(now_ms)
+        for request in self.held.take_expired(now_ms):
+            self.commits.throttled += 1
+            request.fail(self.commits.refusal())
         self.commits.release_idle_reservations(now_ms)
+
+    def _release_held(self, now_ms: int) -> None:
+        """There may be room again: the writes that waited for it are tried as if they had just come."""
+        while self.held and not self.commits.full:
+            request, waited_ms = self.held.take(now_ms)
+            self.counters.throttle_waits.add(waited_ms)
+            self.submit(request)
 
     def _answer_polls(self, polls: list[Waiting], now_ms: int) -> None:
         for waiting in polls:
@@ -183,7 +200,11 @@ class Engine:
             self._answer_read(waiting.request, waiting.topic, result)
 
     def next_deadline_ms(self) -> int | None:
-        deadlines = (self._polls.next_deadline_ms(), self.queues.next_deadline_ms())
+        deadlines = (
+            self._polls.next_deadline_ms(),
+            self.queues.next_deadline_ms(),
+            self.held.next_deadline_ms(),
+        )
         return min((at for at in deadlines if at is not None), default=None)
 
     # --- writes -----------------------------------------------------------------------------------------
@@ -203,6 +224,8 @@ class Engine:
         if topic is not None and config.discard == "reject":
             # Before seqs are planned: it writes, and a write that fails takes back what was staged before.
             self.sweep(topic, now_ms)
+        if write.disable_backpressure and self.commits.full and self.held.hold(request, now_ms):
+            return
         self.commits.check_writable()
         idem = write.idempotency_key
         if idem is None:
@@ -505,6 +528,7 @@ class Engine:
     def forget_sink(self, sink: object) -> None:
         """A link is gone: nobody waits for the answers of its polls."""
         self._polls.forget(sink)
+        self.held.forget(sink)
         self.queues.forget_sink(sink)
 
     def _state(self, request: Request) -> None:
@@ -513,7 +537,8 @@ class Engine:
         self.sweep(topic, now_ms)
         if request.option("touch") is not False:
             topic.last_read_ts = now_ms
-        request.sink.answer(request.id, 200, state_json(topic, self.shard, now_ms))
+        waited_ms = self.waited_ms(topic, now_ms)
+        request.sink.answer(request.id, 200, state_json(topic, self.shard, now_ms, waited_ms))
 
     def _list(self, request: Request) -> None:
         prefix, after = request.option("prefix") or "", request.option("after") or ""
@@ -532,5 +557,5 @@ class Engine:
                 break
             topic = self.state.catalog.visible[name]
             self.sweep(topic, now_ms)
-            items.append((name, list_item_json(topic, now_ms)))
+            items.append((name, list_item_json(topic, now_ms, self.waited_ms(topic, now_ms))))
         request.sink.answer(request.id, 200, encode_list_body(items, more))

@@ -13,6 +13,7 @@ from shared.wire import encode_metrics
 def worker_metrics(shard: Shard) -> bytes:
     engine, maintenance = shard.engine, shard.maintenance
     state, wal, counters = engine.state, engine.wal.counters, engine.counters
+    pressure = shard.pressure
     now_ms = engine.now_ms()
     queues = QueueTotals()
     by_class: dict[str, int] = {}
@@ -39,6 +40,12 @@ def worker_metrics(shard: Shard) -> bytes:
                 **queues.gauges(),
                 "block_cache_bytes": shard.store.cache.used_bytes,
                 "read_only": int(engine.commits.read_only is not None),
+                "pressure_level": pressure.level,
+                "loop_lag_ms": round(pressure.signals.lag_ms, 3),
+                "ipc_backlog_bytes": pressure.signals.backlog_bytes,
+                "unsynced_wait_bytes": engine.commits.waiting_bytes,
+                "commit_window_ms": pressure.commit_window_ms,
+                "throttled_waiting": len(engine.held),
             },
             "counters": {
                 "wal_frames_total": wal.frames,
@@ -59,12 +66,17 @@ def worker_metrics(shard: Shard) -> bytes:
                 "segments_relocated_total": maintenance.counters.relocated,
                 "segments_dropped_total": maintenance.counters.segments_dropped,
                 "maintenance_failures_total": maintenance.counters.failures,
+                "pushes_coalesced_total": pressure.counters.pushes_coalesced,
+                "pushes_paused_total": pressure.counters.pushes_paused,
+                "commits_widened_total": pressure.counters.commits_widened,
+                "throttled_requests_total": engine.commits.throttled,
                 "block_cache_hits_total": shard.store.cache.hits,
                 "block_cache_misses_total": shard.store.cache.misses,
             },
             "histograms": {
                 "wal_fsync_ms": counters.syncs.to_map(),
                 "queue_wait_ms": counters.job_waits.to_map(),
+                "throttle_wait_ms": counters.throttle_waits.to_map(),
             },
             "per_topic": per_topic,
         }

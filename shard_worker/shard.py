@@ -6,7 +6,7 @@ The process (shard_worker/worker.py) and the tests open shards through here; not
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 
 from shard_worker.commit import Clock
@@ -16,6 +16,7 @@ from shard_worker.disk.recovery import Progress, Recovered, Report, recover, sha
 from shard_worker.engine import Engine
 from shard_worker.maintenance import Maintenance
 from shard_worker.pending import PendingControl
+from shard_worker.pressure import Pressure
 from shared.control_frames import Hole, Session, Watermark
 from shared.errors import ShardUnavailable
 from shared.io.durable_fs import FileSystem
@@ -36,6 +37,7 @@ class Shard:
     maintenance: Maintenance
     store: RecordStore
     report: Report
+    pressure: Pressure = field(default_factory=Pressure)
 
     @classmethod
     def open(

@@ -125,7 +125,39 @@ READ_SCAN_MAX_RECORDS: Final = 20_000
 """Records that one filtered read looks at; then it answers with the cursor where it stopped."""
 
 UNSYNCED_MAX_BYTES: Final = 64 * MiB
-"""Bytes of writes that may wait for a sync; beyond it writes are answered 429 until the disk catches up."""
+"""Bytes of writes that may wait for a sync; the default of `max_unsynced_bytes`. Beyond it writes are answered 429
+until the disk catches up."""
+
+# --- pressure ---------------------------------------------------------------------------------
+
+PRESSURE_CALM_MS: Final = 500
+"""Milliseconds of calm after which the pressure level falls by one."""
+
+PRESSURE_SAMPLE_MS: Final = 20
+"""Milliseconds between two looks at the signs of pressure, at the least."""
+
+COMMIT_WINDOW_MIN_MS: Final = 0.5
+COMMIT_WINDOW_MAX_MS: Final = 10.0
+"""Milliseconds that a sync waits for company under pressure: at first, and at the most."""
+
+COMMIT_WINDOW_MAX_BYTES: Final = 4 * MiB
+"""Bytes that wait for a sync; with more than this it waits for no company."""
+
+PUSHES_PER_ROUND: Final = 256
+"""Topics whose subscribers are told in one round under pressure; the others wait for the next."""
+
+THROTTLE_WAIT_MAX_MS: Final = 30_000
+"""Milliseconds that a write with `disable_backpressure` waits for room; then it is answered 429 like all others."""
+
+THROTTLED_MAX_BYTES: Final = 64 * MiB
+"""Bytes of writes that wait for room, per worker, and per link in the gateway; more are answered 429 at once."""
+
+THROTTLED_MAX_REQUESTS: Final = 4096
+"""Writes that wait for room, per worker, and per link in the gateway; more are answered 429 at once."""
+
+THROTTLE_RETRY_MIN_MS: Final = 50
+THROTTLE_RETRY_MAX_MS: Final = 10_000
+"""Milliseconds that `detail.retry_after_ms` of a full shard is held to."""
 
 RESERVE_IDLE_MS: Final = 60_000
 """Milliseconds without a write after which a topic gives its reserved seqs back: a power cut then costs it no

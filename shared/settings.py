@@ -305,6 +305,13 @@ class Settings:
         lo=1,
         hi=60_000,
     )
+    max_unsynced_bytes: int = _size(
+        _STORAGE,
+        limits.UNSYNCED_MAX_BYTES,
+        "Writes of each shard that may wait for a sync; beyond it they are answered 429 until the disk catches up.",
+        lo=MiB,
+        hi=GiB,
+    )
     min_free_bytes: int = _size(
         _STORAGE,
         64 * MiB,

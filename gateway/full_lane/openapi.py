@@ -502,7 +502,9 @@ def _notes(settings: Settings) -> dict[str, dict[str, Json]]:
             },
             "create": {"description": "May this write create the topic? null = as `config.auto_create` says."},
             "config": {"description": "Used only if this write creates the topic."},
-            "disable_backpressure": {"description": "Accepted for compatibility; changes nothing."},
+            "disable_backpressure": {
+                "description": "Under pressure wait for room, at most 30 s, instead of being refused with 429."
+            },
         },
         "RecordIn": {
             "": {"description": f"Data and meta together: at most {settings.max_record_bytes} bytes."},

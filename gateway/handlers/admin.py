@@ -144,11 +144,17 @@ class _Exposition:
         up = GaugeMetricFamily("topics_shard_up", "the shard answers", labels=["shard"])
         in_flight = GaugeMetricFamily("topics_ipc_in_flight", "requests at the shard", labels=["shard"])
         queued = GaugeMetricFamily("topics_ipc_queue_depth", "requests waiting for credit", labels=["shard"])
+        refused = CounterMetricFamily(
+            "topics_ipc_throttled",
+            "requests refused because the link to the shard was full",
+            labels=["shard"],
+        )
         for link in self._api.shards.links:
+            refused.add_metric([str(link.shard)], link.throttled)
             up.add_metric([str(link.shard)], int(link.up))
             in_flight.add_metric([str(link.shard)], link.in_flight)
             queued.add_metric([str(link.shard)], link.queued)
-        return up, in_flight, queued
+        return up, in_flight, queued, refused
 
     def _numbers(self, section: str) -> Iterable[Metric]:
         """Values are numbers, or `{label: {value: number}}`."""

@@ -3,7 +3,8 @@
 Requests of a turn leave in one frame at `flush`; answers are handed to their callbacks from the turn in which
 they arrive, with no task in between. A trio task (`run`) only connects, reconnects and watches for silence.
 
-Every request gets exactly one reply: its answer; `Throttled` if the link's bounds are full;
+Every request gets exactly one reply: its answer; `Throttled` if the link's bounds are full (a write that would
+rather wait does so first, see patient_writes.py);
 `ShardUnavailable` if there is no link, or if the link ends first. The latter is never retried here: whether
 the worker carried it out is unknown, and only the client knows if repeating it is safe.
 """
@@ -23,7 +24,9 @@ from typing import Final, Protocol
 
 import trio
 
-from gateway.exchange import Extent
+from gateway.io.file_table import FileTable as FileTable
+from gateway.io.file_table import LeasedFiles as LeasedFiles
+from gateway.io.patient_writes import PatientWrites
 from gateway.io.poller import READABLE, WRITABLE, Poller
 from shared.errors import ShardUnavailable, Throttled, TopicsError
 from shared.limits import KiB, MiB
@@ -32,7 +35,6 @@ from shared.wire import (
     MAX_FDS_PER_FRAME,
     Answer,
     Draining,
-    FileExtent,
     FileOpened,
     FileRetired,
     LinkError,
@@ -63,76 +65,6 @@ class LinkOptions:
     tick_s: float = 0.5
     backoff_min_s: float = 0.02
     backoff_max_s: float = 0.5
-
-
-class LeasedFiles:
-    """Extents of an answer, resolved to descriptors that stay open until `release`."""
-
-    __slots__ = ("_entries", "extents")
-
-    def __init__(self, extents: list[Extent], entries: list[_OpenFile]) -> None:
-        self.extents = extents
-        self._entries = entries
-
-    def release(self) -> None:
-        entries, self._entries = self._entries, []
-        for entry in entries:
-            entry.users -= 1
-            entry.close_if_unused()
-
-
-class _OpenFile:
-    __slots__ = ("fd", "retired", "users")
-
-    def __init__(self, fd: int) -> None:
-        self.fd = fd
-        self.users = 0
-        self.retired = False
-
-    def close_if_unused(self) -> None:
-        if self.retired and self.users == 0 and self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
-
-
-class FileTable:
-    """Descriptors that a worker passed us, by its file numbers; closed when retired and in no response."""
-
-    def __init__(self) -> None:
-        self._files: dict[int, _OpenFile] = {}
-
-    def __len__(self) -> int:
-        return len(self._files)
-
-    def add(self, file: int, fd: int) -> None:
-        if file in self._files:
-            os.close(fd)
-            raise LinkError("a file number was given out twice")
-        self._files[file] = _OpenFile(fd)
-
-    def retire(self, file: int) -> None:
-        entry = self._files.pop(file, None)
-        if entry is None:
-            raise LinkError("an unknown file was retired")
-        entry.retired = True
-        entry.close_if_unused()
-
-    def retire_all(self) -> None:
-        for file in list(self._files):
-            self.retire(file)
-
-    def lease(self, extents: Sequence[FileExtent]) -> LeasedFiles:
-        entries: list[_OpenFile] = []
-        resolved: list[Extent] = []
-        for file, offset, length in extents:
-            entry = self._files.get(file)
-            if entry is None:
-                raise LinkError("an answer names a file that was never opened")
-            entries.append(entry)
-            resolved.append(Extent(entry.fd, offset, length))
-        for entry in entries:
-            entry.users += 1
-        return LeasedFiles(resolved, entries)
 
 
 Reply = Answer | TopicsError
@@ -172,7 +104,9 @@ class ShardLink:
         self.topics = 0  # last known totals of the shard
         self.bytes = 0
         self.reason = "not connected yet"  # why it is not up
+        self.throttled = 0  # requests refused because the link was full
         self.listener: LinkListener | None = None
+        self._patient: PatientWrites[LeasedFiles] = PatientWrites()
         self._shards = shards
         self._path = path
         self._poller: Poller | None = None  # while it runs
@@ -214,16 +148,34 @@ class ShardLink:
         return self._session.queued
 
     def request(self, op: int, topic: str, body: bytes, options: Options | None, on_reply: OnReply) -> int:
-        """Send at the next flush. Returns an id for `cancel`; 0 if it was refused, and so replied to."""
+        """Send at the next flush. Returns an id for `cancel`; 0 if there is nothing to cancel."""
         session = self._session
         if session.state is not LinkState.OPEN:
             on_reply(ShardUnavailable(shard=self.shard, reason=self.reason), None)
             return 0
-        pending = session.unsent_bytes + len(self._unsent) + len(body)
-        if not session.has_room() or (session.outstanding and pending > self._options.max_unsent_bytes):
-            on_reply(Throttled(retry_after_ms=THROTTLED_RETRY_MS), None)
+        # While writes wait for room, those that come later may not take it from them.
+        if not self._has_room(len(body)) or (self._patient and op == Op.APPEND):
+            if op != Op.APPEND or not self._patient.offer(
+                topic, body, options, on_reply, trio.current_time()
+            ):
+                self._throttle(on_reply)
             return 0
         return session.submit(op, topic, body, options, on_reply)
+
+    def _has_room(self, size: int) -> bool:
+        session = self._session
+        pending = session.unsent_bytes + len(self._unsent) + size
+        return session.has_room() and not (session.outstanding and pending > self._options.max_unsent_bytes)
+
+    def _throttle(self, on_reply: OnReply) -> None:
+        self.throttled += 1
+        self._reply(on_reply, Throttled(retry_after_ms=THROTTLED_RETRY_MS))
+
+    def _release_patient(self) -> None:
+        patient, now = self._patient, trio.current_time()
+        while patient and self._session.state is LinkState.OPEN and self._has_room(patient.next_bytes):
+            write = patient.take(now)
+            self._session.submit(Op.APPEND, write.topic, write.body, write.options, write.reply)
 
     def cancel(self, id_: int) -> None:
         """Nobody waits for this READ any more. Its reply still comes, and may be dropped."""
@@ -235,6 +187,8 @@ class ShardLink:
         """Send what has gathered, unless an earlier frame still waits for the socket: then it gathers on."""
         if self._sock is None or self._unsent:
             return
+        if self._patient:
+            self._release_patient()
         try:
             frame = self._session.take_outgoing()
         except LinkError as err:
@@ -298,7 +252,7 @@ class ShardLink:
             self._handle(data)
             if len(data) < RECV_BYTES:
                 break
-        if self._session.queued:
+        if self._session.queued or self._patient:
             self.flush()
 
     def _receive(self, sock: socket.socket) -> bytes:
@@ -358,7 +312,7 @@ class ShardLink:
                 self._files.retire(file)
             case Draining():
                 self.reason = "it is shutting down"
-                self._refuse(self._session.drain())
+                self._refuse([*self._session.drain(), *self._give_up_patient()])
             case Answer():
                 raise AssertionError("answers are settled, not noticed")
             case _:
@@ -406,12 +360,15 @@ class ShardLink:
         self._files.retire_all()
         while self._fds:
             os.close(self._fds.popleft())
-        waiters = self._session.close()
+        waiters = [*self._session.close(), *self._give_up_patient()]
         self._set_phase(_Phase.DOWN)
         # Last: a callback may send the next request, which must find the link down.
         self._refuse(waiters)
         if was_up:
             self._tell(lambda listener: listener.link_down(self.shard, reason))
+
+    def _give_up_patient(self) -> list[OnReply]:
+        return [write.on_reply for write in self._patient.take_all(trio.current_time())]
 
     # --- the lifecycle task ---------------------------------------------------------------------------
 
@@ -468,6 +425,8 @@ class ShardLink:
                 await self._leave(_Phase.UP)
             if self._phase is _Phase.UP:
                 self._check_silence(trio.current_time())
+                for write in self._patient.take_expired(trio.current_time()):
+                    self._throttle(write.on_reply)
 
     def _check_silence(self, now: float) -> None:
         if self._ping_sent is not None:

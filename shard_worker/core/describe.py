@@ -10,7 +10,7 @@ from shard_worker.core.topic import Topic
 _json = msgspec.json.encode
 
 
-def state_json(topic: Topic, shard: int, now_ms: int) -> bytes:
+def state_json(topic: Topic, shard: int, now_ms: int, waited_ms: int) -> bytes:
     config = topic.config
     fields: dict[str, object] = {
         "topic": topic.name,
@@ -21,7 +21,7 @@ def state_json(topic: Topic, shard: int, now_ms: int) -> bytes:
         "count": topic.count,
         "bytes": topic.bytes,
         "config": config,
-        "effective_priority": effective_priority(config, topic.last_read_ts, now_ms),
+        "effective_priority": effective_priority(config, topic.last_read_ts, now_ms, waited_ms),
         "last_write_ts": topic.last_ts or None,
         "last_read_ts": topic.last_read_ts or None,
         "epoch": topic.epoch,
@@ -39,7 +39,7 @@ def state_json(topic: Topic, shard: int, now_ms: int) -> bytes:
     return _json(fields)[:-1]
 
 
-def list_item_json(topic: Topic, now_ms: int) -> bytes:
+def list_item_json(topic: Topic, now_ms: int, waited_ms: int) -> bytes:
     """One complete entry of a list."""
     return _json(
         {
@@ -50,7 +50,7 @@ def list_item_json(topic: Topic, now_ms: int) -> bytes:
             "count": topic.count,
             "bytes": topic.bytes,
             "durable": topic.config.durable,
-            "effective_priority": effective_priority(topic.config, topic.last_read_ts, now_ms),
+            "effective_priority": effective_priority(topic.config, topic.last_read_ts, now_ms, waited_ms),
         }
     )
 

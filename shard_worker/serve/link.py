@@ -48,7 +48,7 @@ class Link:
         self._messages: list[ServerMessage] = []
         self._fds: list[int] = []  # of the files announced in this turn
         self._unsent: deque[tuple[memoryview, list[int]]] = deque()
-        self._unsent_bytes = 0
+        self.unsent_bytes = 0
         self._turn_bytes = 0  # of answers and pushes that leave with this turn
         self.deferred: deque[WireRequest] = (
             deque()
@@ -56,7 +56,7 @@ class Link:
         self._stats = (-1, -1)
 
     def __repr__(self) -> str:
-        return f"<Link {self.sock.fileno()} {self._session!r} unsent={self._unsent_bytes}>"
+        return f"<Link {self.sock.fileno()} {self._session!r} unsent={self.unsent_bytes}>"
 
     # --- in ---------------------------------------------------------------------------------------------
 
@@ -163,9 +163,9 @@ class Link:
 
     def _send(self, frame: bytes, fds: list[int]) -> None:
         self._unsent.append((memoryview(frame), fds))
-        self._unsent_bytes += len(frame)
+        self.unsent_bytes += len(frame)
         self.send_more()
-        if self._unsent_bytes > 4 * LINK_UNSENT_MAX_BYTES:
+        if self.unsent_bytes > 4 * LINK_UNSENT_MAX_BYTES:
             raise LinkGone("the peer takes nothing any more")
 
     def send_more(self) -> None:
@@ -177,7 +177,7 @@ class Link:
                 return
             except OSError as err:
                 raise LinkGone(str(err)) from err
-            self._unsent_bytes -= sent
+            self.unsent_bytes -= sent
             if sent:
                 _close_all(fds)
             if sent == len(data):
@@ -211,7 +211,7 @@ class Link:
     @property
     def congested(self) -> bool:
         """Does so much wait that its requests should wait, too?"""
-        return self._unsent_bytes > LINK_UNSENT_MAX_BYTES
+        return self.unsent_bytes > LINK_UNSENT_MAX_BYTES
 
     @property
     def in_flight(self) -> int:

@@ -2,17 +2,23 @@
 
 A topic's new records are read once, in the plain view, and the same bytes go to every link that subscribed it. What
 does not fit a push (large, or with a loss to tell about) is only announced, and the client reads it.
+
+Under pressure topics that have moved on wait in bands (core/bands.py) instead, and `serve` tells of them round by
+round. Whatever was written meanwhile leaves with the same push. That a topic came or went is always told at once.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from shard_worker.core.bands import NEGATIVE, Bands, band_of
+from shard_worker.core.priority import effective_priority
 from shard_worker.core.reading import PLAIN_VIEW
 from shard_worker.core.topic import Topic
 from shard_worker.engine import Engine
+from shard_worker.pressure import PAUSE, PUSH_INTERVALS_MS, Pressure
 from shard_worker.serve.link import Link
-from shared.limits import PUSH_MAX_BYTES
+from shared.limits import PUSH_MAX_BYTES, PUSHES_PER_ROUND
 from shared.wire import Entry, TopicAdvanced, TopicAppeared, TopicGone, TopicNotice, TopicSynced
 
 _PUSH_VIEW = PLAIN_VIEW._replace(limit=10_000, max_bytes=PUSH_MAX_BYTES)
@@ -33,8 +39,11 @@ class _Followed:
 
 
 class Pushes:
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, pressure: Pressure | None = None) -> None:
         self._engine = engine
+        self._pressure = pressure or Pressure()
+        self._waiting: Bands[str] = Bands()  # names of topics that have moved on, and nobody was told
+        self._next_round_ms = 0
         self._followed: dict[str, _Followed] = {}
         self._prefixes: dict[str, set[Link]] = {}
         self._syncing: list[tuple[_Followed, Topic | None, int | None]] = []
@@ -42,6 +51,7 @@ class Pushes:
     # --- subscribing ------------------------------------------------------------------------------------
 
     def subscribe(self, link: Link, name: str, *, strong: bool) -> Entry | None:
+        self._catch_up(name)
         followed = self._follow(name)
         followed.links.add(link)
         followed.named.add(link)
@@ -77,6 +87,7 @@ class Pushes:
         catalog = self._engine.state.catalog
         entries = []
         for name in catalog.names(prefix, ""):
+            self._catch_up(name)
             followed = self._follow(name)
             followed.links.add(link)
             if followed.topic is not None:
@@ -102,7 +113,7 @@ class Pushes:
             return
         followed.links.discard(link)
         if not followed.links:
-            del self._followed[name]
+            self._drop(name)
 
     def forget(self, link: Link) -> None:
         for prefix, links in list(self._prefixes.items()):
@@ -113,7 +124,12 @@ class Pushes:
             for kind in (followed.links, followed.named, followed.strong):
                 kind.discard(link)
             if not followed.links:
-                del self._followed[name]
+                self._drop(name)
+
+    def _drop(self, name: str) -> None:
+        del self._followed[name]
+        if self._waiting:
+            self._waiting.discard(name)
 
     def _follow(self, name: str) -> _Followed:
         followed = self._followed.get(name)
@@ -146,15 +162,22 @@ class Pushes:
             if not links:
                 return
             followed = self._followed[topic.name] = _Followed(links)
-        self._tell(followed, topic)
+        if self._pressure.level and self._put_off(followed, topic):
+            return
+        self._tell(followed, topic.name)
+
+    def _tell(self, followed: _Followed, name: str) -> None:
+        if self._waiting:
+            self._waiting.discard(name)
+        self._tell_changes(followed, name)
         if followed.topic is None and not followed.named:
             # By prefix only: it is found again when it appears, and names that come and go leave nothing behind.
-            del self._followed[topic.name]
+            self._drop(name)
 
-    def _tell(self, followed: _Followed, topic: Topic) -> None:
-        current = self._engine.state.catalog.visible.get(topic.name)
+    def _tell_changes(self, followed: _Followed, name: str) -> None:
+        current = self._engine.state.catalog.visible.get(name)
         if followed.topic is not None and followed.topic is not current:
-            self._send(followed, TopicGone(topic.name, followed.topic.epoch, followed.topic.head))
+            self._send(followed, TopicGone(name, followed.topic.epoch, followed.topic.head))
             followed.topic = None
         if current is None:
             return
@@ -182,6 +205,49 @@ class Pushes:
     def _send(self, followed: _Followed, notice: TopicNotice) -> None:
         for link in followed.links:
             link.notify(notice)
+
+    # --- under pressure ---------------------------------------------------------------------------------
+
+    def _put_off(self, followed: _Followed, topic: Topic) -> bool:
+        """Let the topic wait for its round; False if there is more to tell than that it has moved on."""
+        name = topic.name
+        if followed.topic is None or self._engine.state.catalog.visible.get(name) is not followed.topic:
+            return False
+        if topic.head <= followed.pushed:
+            return True
+        now_ms, counters = self._engine.now_ms(), self._pressure.counters
+        priority = effective_priority(topic.config, topic.last_read_ts, now_ms)
+        if not self._waiting.put(name, priority, now_ms):
+            counters.pushes_coalesced += 1
+        elif self._pressure.level >= PAUSE and band_of(priority) == NEGATIVE:
+            counters.pushes_paused += 1
+        return True
+
+    def serve(self) -> None:
+        """At the end of a turn: tell of topics that wait, as many as one round takes, if it is time for a round."""
+        if not self._waiting:
+            return
+        level, now_ms = self._pressure.level, self._engine.now_ms()
+        if level and now_ms < self._next_round_ms:
+            return
+        self._next_round_ms = now_ms + PUSH_INTERVALS_MS[level]
+        for _ in range(PUSHES_PER_ROUND):
+            name = self._waiting.pick(now_ms, negatives=level < PAUSE)
+            if name is None:
+                return
+            self._tell(self._followed[name], name)
+
+    def _catch_up(self, name: str) -> None:
+        """Before somebody new comes: what it is told as the present must not be told to it again as news."""
+        if name in self._waiting:
+            self._tell(self._followed[name], name)
+
+    def next_round_ms(self) -> int | None:
+        return self._next_round_ms if self._waiting else None
+
+    def waited_ms(self, topic: Topic, now_ms: int) -> int:
+        """How long subscribers have been waiting to hear that the topic has moved on."""
+        return self._waiting.waited_ms(topic.name, now_ms) if self._waiting else 0
 
     # --- syncs ------------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ import trio
 import trio.lowlevel
 
 from shard_worker.metrics import worker_metrics
+from shard_worker.pressure import LoopLag, Signals
 from shard_worker.request import Request
 from shard_worker.serve.link import Link, LinkGone
 from shard_worker.serve.peers import PeerLinks
@@ -25,7 +26,12 @@ from shard_worker.serve.pushes import Pushes
 from shard_worker.serve.served_files import ServedFiles
 from shard_worker.shard import Shard, topicsd_version
 from shared.errors import DataDamage, ShuttingDown
-from shared.limits import TURNS_BEFORE_YIELD, WORKER_MAX_LINKS
+from shared.limits import (
+    COMMIT_WINDOW_MAX_BYTES,
+    PRESSURE_SAMPLE_MS,
+    TURNS_BEFORE_YIELD,
+    WORKER_MAX_LINKS,
+)
 from shared.wire import Op, encode_entries, encode_entry
 from shared.wire import Request as WireRequest
 
@@ -54,8 +60,11 @@ class TurnLoop:
         self._links: dict[int, Link] = {}
         self._masks: dict[int, int] = {}
         self._files = ServedFiles(shard.engine.wal)
-        self._pushes = Pushes(shard.engine)
+        self._pressure = shard.pressure
+        self._lag = LoopLag(time.perf_counter())
+        self._pushes = Pushes(shard.engine, shard.pressure)
         shard.engine.on_changed.append(self._pushes.note)
+        shard.engine.waited_ms = self._pushes.waited_ms
         self._peers = PeerLinks(
             own=shard.engine.shard,
             shards=shards,
@@ -92,6 +101,8 @@ class TurnLoop:
                 await self._wait()
                 continue
             self._turn(events, deferred)
+            if self._lag.turned(time.perf_counter()):
+                self._observe()
             busy += 1
             if busy >= TURNS_BEFORE_YIELD:
                 busy = 0
@@ -99,20 +110,43 @@ class TurnLoop:
 
     async def _wait(self) -> None:
         deadline_ms = self._engine.next_deadline_ms()
-        if deadline_ms is None:
+        round_ms = self._pushes.next_round_ms()
+        pressed = self._pressure.level or round_ms is not None
+        if deadline_ms is None and not pressed:
             await trio.lowlevel.wait_readable(self._epoll.fileno())
+            self._lag.idle(time.perf_counter())
             return
-        with trio.move_on_after(max(0, deadline_ms - self._engine.now_ms()) / 1000) as waited:
+        now_ms = self._engine.now_ms()
+        until_ms = [at for at in (deadline_ms, round_ms) if at is not None]
+        if self._pressure.level:
+            until_ms.append(now_ms + PRESSURE_SAMPLE_MS)
+        with trio.move_on_after(max(0, min(until_ms) - now_ms) / 1000) as waited:
             await trio.lowlevel.wait_readable(self._epoll.fileno())
+        self._lag.idle(time.perf_counter())
         if waited.cancelled_caught:
-            self._engine.tick()
+            if deadline_ms is not None and self._engine.now_ms() >= deadline_ms:
+                self._engine.tick()
+            if pressed:
+                self._observe()
             self._end_turn()
+
+    def _observe(self) -> None:
+        """Work out how pressed we are; whoever is concerned asks for the level."""
+        commits, links = self._engine.commits, self._links.values()
+        signals = Signals(
+            self._lag.ms,
+            commits.waiting + sum(len(link.deferred) for link in links),
+            max((link.unsent_bytes for link in links), default=0),
+            commits.waiting_bytes / self._engine.settings.max_unsynced_bytes,
+        )
+        self._pressure.observe(signals, self._engine.now_ms())
 
     async def _ticks(self) -> None:
         while True:
             await trio.sleep(_TICK_S)
             self._engine.tick()
             self._shard.maintenance.tick(self._engine.now_ms())
+            self._observe()
             self._end_turn()
 
     async def _sync_loop(self) -> None:
@@ -128,12 +162,24 @@ class TurnLoop:
                 if engine.commits.needs_sync:
                     self._sync_wanted.set()
                 continue
+            if not await self._gather_company():
+                continue
             # Not to be cancelled half-way: we could not say whether the group is durable.
             with trio.CancelScope(shield=True):
                 await self._sync()
             if not engine.commits.needs_sync:
                 self._sync_wanted = trio.Event()
             self._end_turn()
+
+    async def _gather_company(self) -> bool:
+        """Under pressure a sync waits a little, so that more writes share it. False: there is no need for one now."""
+        window_ms = self._pressure.next_commit_window_ms()
+        commits = self._engine.commits
+        if window_ms and commits.waiting_bytes <= COMMIT_WINDOW_MAX_BYTES and not self._draining:
+            self._pressure.counters.commits_widened += 1
+            await trio.sleep(window_ms / 1000)
+            return self._engine.sync_due()
+        return True
 
     async def _sync(self) -> None:
         engine = self._engine
@@ -235,6 +281,7 @@ class TurnLoop:
     def _end_turn(self) -> None:
         engine = self._engine
         engine.commit()
+        self._pushes.serve()
         totals = self._totals()
         for fd, link in list(self._links.items()):
             try:

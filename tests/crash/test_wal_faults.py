@@ -1132,11 +1132,8 @@ def test_w20_two_workers_on_one_directory_the_second_is_refused(tmp_path: Path) 
         first.communicate()
 
 
-def test_w21_a_sync_that_stalls_for_ten_seconds_bounds_memory_and_loses_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("shard_worker.commit.UNSYNCED_MAX_BYTES", 1 * MiB)
-    driver = shard_with(1, wal_file_bytes=1 << 22)
+def test_w21_a_sync_that_stalls_for_ten_seconds_bounds_memory_and_loses_nothing() -> None:
+    driver = shard_with(1, wal_file_bytes=1 << 22, max_unsynced_bytes=1 * MiB)
     payload = "x" * 60_000
     waiting = [driver.start_append("f", [{"data": payload}])]
     driver.commit()
@@ -1165,11 +1162,8 @@ def test_w21_a_sync_that_stalls_for_ten_seconds_bounds_memory_and_loses_nothing(
     expect_prefix(driver, "f", [0, *[payload] * len(waiting), "after"])
 
 
-def test_w21_a_disk_topic_is_held_back_too_once_its_reserved_seqs_are_used(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("shard_worker.commit.UNSYNCED_MAX_BYTES", 1 * MiB)
-    driver = shard_with(1, wal_file_bytes=1 << 24)
+def test_w21_a_disk_topic_is_held_back_too_once_its_reserved_seqs_are_used() -> None:
+    driver = shard_with(1, wal_file_bytes=1 << 24, max_unsynced_bytes=1 * MiB)
     stalled = driver.engine.begin_sync()
     batch = [{"data": "y" * 500}] * 200
     statuses = []

@@ -72,6 +72,7 @@ class LogLink:
     reason: str = ""
     in_flight: int = 0
     queued: int = 0
+    throttled: int = 0
 
 
 class LogShards:

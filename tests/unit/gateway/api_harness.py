@@ -24,6 +24,7 @@ class ScriptedLink:
     up: bool = True
     in_flight: int = 0
     queued: int = 0
+    throttled: int = 0
 
 
 def plain(request: Request) -> Reply | None:

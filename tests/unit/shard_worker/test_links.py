@@ -9,9 +9,7 @@ import array
 import errno
 import os
 import socket
-import tempfile
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -27,9 +25,9 @@ from shard_worker.request import Request
 from shard_worker.serve.link import Link, LinkGone
 from shard_worker.serve.pushes import Pushes
 from shard_worker.serve.served_files import ServedFiles
-from shard_worker.serve.turns import TurnLoop, peer_uid
+from shard_worker.serve.turns import peer_uid
 from shared.limits import LINK_MAX_FRAME_BYTES, KiB, MiB
-from shared.session import ClientHello, ClientSession, FrameSplitter, LinkState, encode_client_hello
+from shared.session import ClientHello, ClientSession, LinkState, encode_client_hello
 from shared.wire import (
     MAX_FDS_PER_FRAME,
     Answer,
@@ -48,6 +46,7 @@ from shared.wire import (
 )
 from shared.wire import Request as WireRequest
 from tests.support.fake_shard import eventually
+from tests.support.running_worker import running
 from tests.support.shard_driver import ShardDriver
 
 
@@ -408,7 +407,7 @@ def test_pushes_to_a_peer_that_does_not_read_stay_bounded_and_it_is_told_where_t
         for _ in range(100):
             driver.append("t", [{"data": "x" * 60_000}])
             both.flush()
-            most = max(most, both.link._unsent_bytes)
+            most = max(most, both.link.unsent_bytes)
         assert MiB < most < MiB + 128 * KiB
         advances = [each for each in both.drained() if isinstance(each, TopicAdvanced)]
     assert [each.to_seq for each in advances] == [*range(1, 101)], "every step is told"
@@ -439,7 +438,7 @@ def test_a_peer_that_reads_nothing_for_good_loses_its_link() -> None:
         for seq in range(1, 1_000_000):
             both.link.notify(advance(seq, None))
             both.flush()
-            assert both.link._unsent_bytes <= 4 * 16 * KiB
+            assert both.link.unsent_bytes <= 4 * 16 * KiB
 
     with bound("LINK_UNSENT_MAX_BYTES", 16 * KiB), pytest.raises(LinkGone):
         push_for_ever()
@@ -451,102 +450,6 @@ def advance(seq: int, records: bytes | None) -> TopicNotice:
 
 
 # --- the turn loop ----------------------------------------------------------------------------------------
-
-
-class Client:
-    """A peer of a running worker. Notes how long each frame was: a turn's answers leave as one."""
-
-    def __init__(self, stream: trio.SocketStream, role: str) -> None:
-        self.stream = stream
-        self.session: ClientSession[None] = ClientSession(role=role, version="test", max_queued=10_000)
-        self.frames: list[int] = []
-        self._splitter = FrameSplitter()
-        self._early: list[ServerMessage] = []
-
-    async def shake_hands(self) -> None:
-        await self.stream.send_all(self.session.hello())
-        while self.session.state is LinkState.HELLO:
-            await self._take()
-
-    async def ask(self, op: int, topic: str = "", body: bytes = b"", count: int = 1) -> list[int]:
-        ids = [self.session.submit(op, topic, body, None, None) for _ in range(count)]
-        await self.stream.send_all(self.session.take_outgoing())
-        return ids
-
-    async def call(self, op: int, topic: str = "", body: bytes = b"") -> Answer:
-        (id_,) = await self.ask(op, topic, body)
-        return (await self.answers(1, {id_}))[0]
-
-    async def answers(self, count: int, ids: set[int] | None = None) -> list[Answer]:
-        """The next `count` answers (to `ids`), in the order in which they came."""
-        found: list[Answer] = []
-        while len(found) < count:
-            if not self._early:
-                await self._take()
-                continue
-            message = self._early.pop(0)
-            if isinstance(message, Answer):
-                self.session.settle(message.id)
-                assert ids is None or message.id in ids
-                found.append(message)
-        return found
-
-    async def until(self, kind: type[ServerMessage]) -> ServerMessage:
-        while True:
-            while self._early:
-                message = self._early.pop(0)
-                if isinstance(message, kind):
-                    return message
-            await self._take()
-
-    async def _take(self) -> None:
-        data = await self.stream.receive_some(1 << 16)
-        if not data:
-            raise EOFError("the worker hung up")
-        self.frames += [len(payload) for payload in self._splitter.feed(data)]
-        self._early += self.session.receive(data)
-
-    async def expect_end(self) -> None:
-        with pytest.raises((EOFError, trio.BrokenResourceError)):
-            while True:
-                await self._take()
-
-
-class Worker:
-    def __init__(self, driver: ShardDriver, loop: TurnLoop, path: str) -> None:
-        self.driver = driver
-        self.loop = loop
-        self._path = path
-
-    async def connect(self, role: str = "gateway") -> Client:
-        client = Client(await trio.open_unix_socket(self._path), role)
-        await client.shake_hands()
-        return client
-
-    async def connect_raw(self) -> Client:
-        return Client(await trio.open_unix_socket(self._path), "gateway")
-
-
-@asynccontextmanager
-async def running(driver: ShardDriver) -> AsyncIterator[Worker]:
-    # Not tmp_path: a socket's path has at most 107 bytes.
-    with tempfile.TemporaryDirectory(prefix="tsd") as directory:
-        path = f"{directory}/shard"
-        listener = socket.socket(socket.AF_UNIX)
-        listener.bind(path)
-        listener.listen()
-        listener.setblocking(False)
-        loop = TurnLoop(driver.shard, listener, shards=1, socket_dir=directory)
-        try:
-            with trio.fail_after(10):
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(loop.run)
-                    yield Worker(driver, loop, path)
-                    if not loop._stopped:
-                        loop.stop()
-        finally:
-            loop.close()
-            listener.close()
 
 
 def shard_with(records: int, size: int) -> ShardDriver:

@@ -44,6 +44,7 @@ def test_defaults_are_those_of_the_contract() -> None:
         "max_watch_sessions": 10_000, "max_sse_connections": 10_000, "max_sse_connections_per_key": 1000,
         "max_inflight_per_key": 1000, "max_total_bytes": 0, "api_keys": (), "api_keys_file": None,
         "allow_insecure_no_auth": False, "probe_auth": False, "min_free_bytes": 64 * MiB,
+        "max_unsynced_bytes": 64 * MiB,
         "sync_interval_ms": 200, "cache_bytes": 64 * MiB, "drain_timeout_ms": 10_000,
         "request_timeout_ms": 30_000, "keepalive_timeout_ms": 75_000, "log_level": "info",
         "log_format": "auto", "wal_shards": 2,
