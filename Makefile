@@ -22,8 +22,8 @@ test: lint ## lint, types, and all tests but the long ones
 test-exhaustive: $(DEV) ## the long matrices; prints the number of crash points
 	$(BIN)/python -m pytest -m exhaustive -s --timeout 0 --hypothesis-profile=exhaustive
 
-bench: $(DEV) ## measure the engine
-	$(BIN)/python -m perf.engine
+bench: $(DEV) ## topicsd next to Redis and NATS (installs them from Debian, or says how)
+	$(BIN)/python -m perf.compare
 
 lint: $(DEV) ## ruff and mypy
 	$(BIN)/ruff check .

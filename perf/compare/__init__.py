@@ -1,0 +1,1 @@
+"""topicsd next to Redis Streams and NATS JetStream: the same work on each, in turns, in one run."""

@@ -1,0 +1,61 @@
+"""Does the cost of a call grow with the number of topics? (With the records of one topic: perf.engine, flatness.)"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+from perf.report import Aim, Round, Row, interleave, summary, time_calls
+from perf.shard_bench import BenchShard, bench_shard, write_bodies
+from shared.wire import Op
+
+_CALLS = 200
+_FILL_TURN = 500
+
+
+def run(parent: str | None, rounds: int, sizes: Sequence[int]) -> tuple[list[Row], list[Aim]]:
+    bodies = write_bodies(1, 100)
+    with ExitStack() as stack:
+        shards = {size: stack.enter_context(bench_shard(parent, max_topics="0")) for size in sizes}
+        for size, shard in shards.items():
+            _create(shard, size, bodies)
+        rows = [{"topics": size} for size in sizes]
+        for name, case in (("append", _append), ("read", _read)):
+            cases = {str(size): _bound(case, shard, size, bodies) for size, shard in shards.items()}
+            for row, found in zip(rows, interleave(cases, rounds).values(), strict=True):
+                row[f"{name}_us"] = summary(found)["us"]
+    aims = []
+    for name in ("append", "read"):
+        costs = [row[f"{name}_us"] for row in rows]
+        text = f"{name}: dearest number of topics / cheapest"
+        aims.append(Aim(text, round(max(costs) / min(costs), 3), 1.2))
+    return rows, aims
+
+
+def _create(shard: BenchShard, size: int, bodies: Sequence[bytes]) -> None:
+    for start in range(0, size, _FILL_TURN):
+        names = range(start, min(size, start + _FILL_TURN))
+        shard.turn([shard.request(Op.APPEND, f"t{number}", bodies[0]) for number in names])
+        shard.settle()
+    shard.maintain()
+
+
+def _bound(case, shard: BenchShard, size: int, bodies: Sequence[bytes]):  # type: ignore[no-untyped-def]
+    return lambda: case(shard, size, bodies)
+
+
+def _append(shard: BenchShard, size: int, bodies: Sequence[bytes]) -> Round:
+    shard.engine.sync_now()
+    names = [f"t{random.randrange(size)}" for _ in range(_CALLS)]
+    for name in set(names):
+        shard.reserve_seqs(name)
+    found = time_calls(shard.turn, [[shard.request(Op.APPEND, name, bodies[0])] for name in names])
+    shard.settle()
+    return found
+
+
+def _read(shard: BenchShard, size: int, _: Sequence[bytes]) -> Round:
+    body = b'{"from_seq":0,"limit":10}'
+    names = [f"t{random.randrange(size)}" for _ in range(_CALLS)]
+    return time_calls(shard.turn, [[shard.request(Op.READ, name, body)] for name in names])
