@@ -10,6 +10,7 @@ W2 at most one read is under way, and the topics that have something take turns.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
@@ -36,7 +37,7 @@ class Step(NamedTuple):
     seq: int | None = None
 
 
-class Watcher:
+class Watcher(ABC):
     """The part that all transports share. `_push` and `_exhausted` are theirs."""
 
     def __init__(self, subscriptions: Subscriptions, later: Later, key: ApiKey | None) -> None:
@@ -206,13 +207,13 @@ class Watcher:
 
     # --- sending ----------------------------------------------------------------------------------------
 
+    @abstractmethod
     def _push(self, steps: Sequence[Step]) -> bool:
         """Send these events as one piece; False if the stream does not take it now."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _exhausted(self) -> None:
         """Every topic is gone."""
-        raise NotImplementedError
 
     def want(self, reader: Reader) -> None:
         if self.blocked:

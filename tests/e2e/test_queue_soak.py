@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from pathlib import Path
 
@@ -50,7 +51,7 @@ class Ledger:
             return frozenset(self.acked)
 
 
-class Client(threading.Thread):
+class Client(threading.Thread, ABC):
     """A thread with a connection of its own that goes on whatever the server answers."""
 
     def __init__(self, server: LiveServer, ledger: Ledger, name: str) -> None:
@@ -69,8 +70,8 @@ class Client(threading.Thread):
         except BaseException as err:  # told by the main thread
             self.failure = err
 
-    def step(self, client: ApiClient) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def step(self, client: ApiClient) -> None: ...
 
     def send(self, client: ApiClient, verb: str, body: Json) -> Json | None:
         """The answer; None if the server could not say what became of the request."""
