@@ -17,7 +17,15 @@ from itertools import islice
 from shard_worker.core.shard_state import ShardState
 from shard_worker.core.topic import Topic
 from shard_worker.disk.wal import SyncJob, Wal
-from shard_worker.pending import AnswerBuilder, Barrier, Pending, PendingAppend, PendingControl, PendingImport
+from shard_worker.pending import (
+    AnswerBuilder,
+    Barrier,
+    Pending,
+    PendingAppend,
+    PendingControl,
+    PendingImport,
+    PendingReplacement,
+)
 from shard_worker.request import Request, Timings
 from shared.control_frames import Synced, Watermark, encode_control
 from shared.errors import DiskFault, ReadOnlyShard, ShardUnavailable, Throttled, TopicsError
@@ -136,6 +144,12 @@ class Committer:
             pending.fact.kind, 0, pending.topic_id, pending.ts, encode_control(pending.fact)
         )
         self._add(pending, pending.topic, gated)
+
+    def stage_replacement(self, pending: PendingReplacement) -> None:
+        pending.lsn = self._stage_frame(pending.fact.kind, 0, 0, pending.ts, encode_control(pending.fact))
+        for topic in pending.losing:
+            topic.gated += 1
+        self._group.append(pending)
 
     def stage_import(self, pending: PendingImport) -> None:
         body = encode_topic(pending.stored)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from shard_worker.adoption import Adoption
 from shard_worker.core.shard_state import TIER_COLD, TIER_HOT, SegmentEntry
 from shard_worker.core.topic import Topic
 from shard_worker.disk.cold_tier import RelocateJob, forget_cold_segments
@@ -24,6 +25,7 @@ from shard_worker.disk.snapshots import (
     last_snapshot_number,
     remove_old_snapshots,
 )
+from shard_worker.disk.staged_jobs import PublishJob, RefuseJob, ScanJob, VerifyJob
 from shard_worker.engine import Engine
 from shard_worker.pending import PendingControl
 from shared.control_frames import SegmentMoved
@@ -36,7 +38,7 @@ from shared.limits import (
     WAL_MAX_FILES_BEFORE_SEAL,
 )
 
-Job = SealJob | SnapshotJob | RelocateJob
+Job = SealJob | SnapshotJob | RelocateJob | ScanJob | VerifyJob | PublishJob | RefuseJob
 
 
 @dataclass(slots=True)
@@ -72,6 +74,10 @@ class Maintenance:
         self._seal_alone: set[int] = set()
         self._unsealable: set[int] = set()
         self._immovable: set[int] = set()
+        self._snapshots_wanted = 0
+        self.adoption = (
+            Adoption(fs, paths.cold, engine, self._want_snapshots) if paths.cold is not None else None
+        )
         self.due: dict[Topic, None] = {}
         self.counters = MaintenanceCounters()
         # Behind every file there is: a snapshot that cannot be read must not outlive the ones that can.
@@ -150,7 +156,12 @@ class Maintenance:
             hot = topic.hot
             if max_age_ms and len(hot) and now_ms - hot.ts[hot.start] >= max_age_ms:
                 self.due[topic] = None
+        if self.adoption is not None:
+            self.adoption.tick(now_ms)
         self._watch_space()
+
+    def _want_snapshots(self, count: int) -> None:
+        self._snapshots_wanted = max(self._snapshots_wanted, count)
 
     def _watch_space(self) -> None:
         engine = self._engine
@@ -175,8 +186,11 @@ class Maintenance:
             self._mark_oldest_file()
         if self.due and (seal := self._seal_job()) is not None:
             return seal
-        if engine.wal.counters.bytes - self._bytes_at_snapshot >= SNAPSHOT_EVERY_WAL_BYTES:
+        written = engine.wal.counters.bytes - self._bytes_at_snapshot
+        if self._snapshots_wanted or written >= SNAPSHOT_EVERY_WAL_BYTES:
             return self._try_snapshot()
+        if self.adoption is not None and (job := self.adoption.next_job()) is not None:
+            return job
         return self._relocate_job()
 
     def _mark_oldest_file(self) -> None:
@@ -255,6 +269,9 @@ class Maintenance:
     def _snapshot_failed(self, error: OSError | ValueError | DataDamage) -> None:
         """The old one stays and the log is not trimmed. Tried again, but not before some more is written."""
         self._note_failure("snapshot", error)
+        self._snapshots_wanted = 0
+        if self.adoption is not None:
+            self.adoption.snapshot_failed()
         if self._writer is not None:
             self._writer.abandon()
             self._writer = None
@@ -308,6 +325,9 @@ class Maintenance:
     def _finish_snapshot(self, job: SnapshotJob) -> None:
         engine = self._engine
         self.counters.snapshots += 1
+        self._snapshots_wanted = max(0, self._snapshots_wanted - 1)
+        if self.adoption is not None and not self._snapshots_wanted:
+            self.adoption.snapshot_taken()
         previous, self._snapshot = self._snapshot, job.info
         with self._housekeeping("removing old snapshots"):
             remove_old_snapshots(self._fs, self._paths.snapshots)
@@ -401,6 +421,9 @@ class Maintenance:
                 self._finish_snapshot(job)
             case RelocateJob():
                 self._finish_relocation(job)
+            case ScanJob() | VerifyJob() | PublishJob() | RefuseJob():
+                assert self.adoption is not None
+                self.adoption.finish(job)
 
     def failed(self, job: Job, error: OSError | DataDamage) -> None:
         """Nothing is lost: the log still has everything. Tried again later."""
@@ -414,6 +437,10 @@ class Maintenance:
                 self._note_failure("relocation", error)
                 if isinstance(error, CorruptSegment):
                     self._immovable.add(job.entry.number)
+            case ScanJob() | VerifyJob() | PublishJob() | RefuseJob():
+                assert self.adoption is not None
+                self._note_failure("adoption", error)
+                self.adoption.failed(job)
 
     def _seal_again(self, job: SealJob, *, damaged: bool) -> None:
         ids = [share.topic.topic_id for share in job.plan.shares]

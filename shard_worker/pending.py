@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from shard_worker.core.batch import Batch
     from shard_worker.core.shard_state import ShardState
     from shard_worker.core.topic import Topic
-    from shared.control_frames import Control
+    from shared.control_frames import Control, SegmentsReplaced
     from shared.snapshot_items import SnapTopic
     from shared.wal_format import AppendExtra
 
@@ -213,6 +213,44 @@ class PendingImport:
 
     def undo(self, state: ShardState) -> None:
         return None
+
+    def requests(self) -> list[Request]:
+        return []
+
+
+class PendingReplacement:
+    """A compaction that is adopted. Waits for a sync, and the topics that lose records wait with it: caps count live
+    records, so their frames must be applied in the order in which a replay will meet them."""
+
+    __slots__ = ("applied", "fact", "failed", "gated", "losing", "lsn", "removed", "size", "topic", "ts")
+
+    def __init__(self, fact: SegmentsReplaced, losing: list[Topic], ts: int) -> None:
+        self.fact = fact
+        self.losing = losing
+        self.topic: Topic | None = None
+        self.ts = ts
+        self.gated = True
+        self.lsn = 0
+        self.size = 0
+        self.removed = 0
+        self.applied = False
+        self.failed = False
+
+    def apply(self, state: ShardState) -> None:
+        self._release()
+        self.removed = state.apply(self.lsn, 0, self.ts, self.fact)
+        self.applied = True
+
+    def answer(self, timings: Timings) -> None:
+        return None
+
+    def undo(self, state: ShardState) -> None:
+        self._release()
+        self.failed = True
+
+    def _release(self) -> None:
+        for topic in self.losing:
+            topic.gated -= 1
 
     def requests(self) -> list[Request]:
         return []

@@ -9,6 +9,7 @@ from typing import ClassVar, NamedTuple
 from shared.cbor_body import (
     Fields,
     as_bool,
+    as_bytes,
     as_list,
     as_map,
     as_text,
@@ -182,18 +183,29 @@ class FileEnded:
 
 @dataclass(frozen=True, slots=True)
 class SegmentsReplaced:
+    """A compaction was adopted: what topics had in the old segments they have in the new ones from here on."""
+
     kind: ClassVar[Kind] = Kind.SEGMENTS_REPLACED
     old: tuple[int, ...]
     new: tuple[Sealed, ...]
+    dropped: tuple[tuple[int, bytes], ...] = ()
+    """Topic id and roaring bitmap: records that were live until now, and are superseded by their key."""
 
     def to_map(self) -> dict[str, object]:
-        return {"old": list(self.old), "new": [segment.to_map() for segment in self.new]}
+        fields: dict[str, object] = {
+            "old": list(self.old),
+            "new": [segment.to_map() for segment in self.new],
+        }
+        if self.dropped:
+            fields["dropped"] = [list(row) for row in self.dropped]
+        return fields
 
     @classmethod
     def from_fields(cls, fields: Fields) -> "SegmentsReplaced":
         return cls(
             fields.need("old", lambda value: list_of(value, as_uint)),
             fields.need("new", lambda value: list_of(value, _as_sealed)),
+            fields.maybe("dropped", lambda value: list_of(value, _as_dropped)) or (),
         )
 
 
@@ -355,3 +367,8 @@ def _as_sealed(value: object) -> Sealed:
     sealed = Sealed.from_fields(fields)
     fields.done()
     return sealed
+
+
+def _as_dropped(value: object) -> tuple[int, bytes]:
+    topic_id, seqs = as_list(value, 2)
+    return as_uint(topic_id), as_bytes(seqs)

@@ -58,6 +58,7 @@ BLOCK_CACHE_BYTES: Final = 64 * MiB
 SNAPSHOT_SLICE_TOPICS: Final = 32
 """Topics written to a snapshot per turn, so that a snapshot never stalls the loop."""
 
+COLD_WATCH_MS: Final = 2000  # how often a worker looks for a staged compaction
 SNAPSHOT_EVERY_WAL_BYTES: Final = 256 * MiB
 """WAL bytes since the last snapshot after which the next one is taken: bounds replay."""
 

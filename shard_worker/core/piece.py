@@ -26,6 +26,7 @@ class Piece:
         "count",
         "first",
         "last",
+        "size",
     )
 
     def __init__(
@@ -37,10 +38,12 @@ class Piece:
         ts: int,
         load_columns: Callable[[], tuple[Columns, Sequence[int] | None, array[int] | None]],
         load_json: Callable[[], memoryview],
+        size: int | None = None,
     ) -> None:
         self.first = first
         self.last = last
         self.count = count
+        self.size = size  # bytes of all its records, where that is known without looking
         self._ts = ts
         self._load_columns = load_columns
         self._load_json = load_json

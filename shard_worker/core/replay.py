@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shard_worker.core.shard_state import ShardState
-from shared.control_frames import FileEnded, SegmentsReplaced, decode_control
+from shared.control_frames import FileEnded, decode_control
 from shared.format_errors import BadBytes
 from shared.frame import Frame, Kind
 from shared.snapshot_items import decode_topic
@@ -21,8 +21,6 @@ def replay_frame(state: ShardState, frame: Frame) -> None:
     fact = decode_control(frame)
     if isinstance(fact, FileEnded):
         return
-    if isinstance(fact, SegmentsReplaced):
-        raise BadBytes("segments were replaced by a job this version does not know")
     state.apply(frame.lsn, frame.topic_id, frame.ts_ms, fact)
 
 

@@ -13,6 +13,8 @@ from shard_worker.core.catalog import Catalog
 from shard_worker.core.dedupe import DedupeWindow
 from shard_worker.core.lease_queue import JobSpec, LeaseQueue, written_at
 from shard_worker.core.piece import PieceSource
+from shard_worker.core.replacing import NewRun, replace_runs
+from shard_worker.core.seq_set import SeqSet
 from shard_worker.core.topic import REASON_MIXED, Resident, Topic
 from shard_worker.core.topic_snapshot import topic_from_snapshot
 from shared.api_types import config_from_dict
@@ -24,6 +26,7 @@ from shared.control_frames import (
     RecordsDeleted,
     Sealed,
     SegmentMoved,
+    SegmentsReplaced,
     Session,
     Synced,
     TopicConfigured,
@@ -58,6 +61,7 @@ Fact = (
     | Watermark
     | Sealed
     | SegmentMoved
+    | SegmentsReplaced
     | Session
     | Synced
     | JobsLeased
@@ -167,6 +171,8 @@ class ShardState:
                 if fact.segment in self.segments:
                     self.segments[fact.segment].tier = fact.tier
                 return 0
+            case SegmentsReplaced():
+                return self._apply_replaced(fact)
             case Session():
                 self.boot_id = fact.boot_id
                 return 0
@@ -284,3 +290,30 @@ class ShardState:
             topic.apply_sealed(fact.segment, share.last, share.max_ts, self.source)
             if not len(topic.hot):
                 topic.last_file = 0
+
+    def _apply_replaced(self, fact: SegmentsReplaced) -> int:
+        """A compaction was adopted. Like sealing it is recognised by its outcome: a topic without a run in an old
+        segment has been switched already. Returns the number of live records that keys let go."""
+        old = frozenset(fact.old)
+        dropped = {topic_id: SeqSet(stored) for topic_id, stored in fact.dropped}
+        parts: dict[int, list[NewRun]] = {}
+        for new in fact.new:
+            if new.segment not in self.segments:
+                self.segments[new.segment] = SegmentEntry(new.segment, new.size, new.digest, TIER_COLD)
+            for share in new.topics:
+                parts.setdefault(share.topic_id, []).append(NewRun(new.segment, share))
+        removed = 0
+        for topic in self.topics_in(old):
+            held, size_before = topic.count, topic.bytes
+            replace_runs(topic, old, parts.get(topic.id, []), dropped.get(topic.id), self.source)
+            self.live_bytes += topic.bytes - size_before
+            removed += held - topic.count
+        return removed
+
+    def topics_in(self, segments: frozenset[int]) -> list[Topic]:
+        """The topics that are served from any of these segments."""
+        return [
+            topic
+            for topic in self.catalog.by_id.values()
+            if any(run.segment in segments for run in topic.runs)
+        ]

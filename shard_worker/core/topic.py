@@ -588,6 +588,13 @@ class Topic:
         if run is not None:
             run.live -= self._at_most(size, run.live, run.first, run.last)
 
+    def live_bytes_of(self, piece: Piece) -> int:
+        return self._live_bytes(piece, piece.last + 1)
+
+    def settle(self, source: PieceSource) -> None:
+        """After records were marked as gone: let go of what lies before the first live one or is all dead."""
+        self._advance(source)
+
     def _advance(self, source: PieceSource) -> None:
         """Move `live_from` to the first live record, and let go of what lies before it or is all dead."""
         if not self.count:

@@ -6,25 +6,15 @@ from collections.abc import Iterable, Iterator
 
 from shard_worker.core.piece import Piece
 from shard_worker.core.seq_set import SeqSet
-from shared.columns import Columns
+from shared.block_cutting import join_blocks
 from shared.limits import BLOCK_TARGET_BYTES
-from shared.record_assembler import AssembledRecords, RecordAssembler
+from shared.record_assembler import AssembledRecords
 
 
 def cut_blocks(pieces: Iterable[Piece], live_from: int, deleted: SeqSet | None) -> Iterator[AssembledRecords]:
     """`pieces` ascending by seq. Records below `live_from` or in `deleted` are left out."""
-    assembler = RecordAssembler()
-    for piece in pieces:
-        for low, high in _live_runs(piece, live_from, deleted):
-            while low < high:
-                upto = _fitting(piece.columns, low, high, assembler)
-                assembler.add_block(piece.json, piece.columns, low, upto, piece.seqs, piece.times)
-                low = upto
-                if not assembler.room or assembler.json_bytes >= BLOCK_TARGET_BYTES:
-                    yield assembler.finish()
-                    assembler = RecordAssembler()
-    if assembler.count:
-        yield assembler.finish()
+    kept = ((piece, _live_runs(piece, live_from, deleted)) for piece in pieces)
+    return join_blocks(kept, BLOCK_TARGET_BYTES)
 
 
 def _live_runs(piece: Piece, live_from: int, deleted: SeqSet | None) -> Iterator[tuple[int, int]]:
@@ -39,16 +29,3 @@ def _live_runs(piece: Piece, live_from: int, deleted: SeqSet | None) -> Iterator
                 low = index + 1
     if low < piece.count:
         yield low, piece.count
-
-
-def _fitting(columns: Columns, low: int, high: int, assembler: RecordAssembler) -> int:
-    """How many of [low, high) go into the current block: at least one, then up to its target size."""
-    high = min(high, low + assembler.room)
-    ends = columns.ends
-    start = ends[low - 1] if low else 0
-    if ends[high - 1] - start + assembler.json_bytes <= BLOCK_TARGET_BYTES:
-        return high
-    upto = low + 1
-    while upto < high and ends[upto - 1] - start + assembler.json_bytes < BLOCK_TARGET_BYTES:
-        upto += 1
-    return upto

@@ -12,24 +12,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from shard_worker.core.shard_state import SegmentEntry
-from shared.errors import CorruptManifest, CorruptSegment, DataDamage
-from shared.format_errors import FormatError
-from shared.io.durable_fs import File, FileSystem, read_whole, write_atomically
-from shared.manifest import (
-    Manifest,
-    ManifestSegment,
-    ManifestTopic,
-    decode_manifest,
-    encode_manifest,
-    manifest_checksum,
-    manifest_name,
-)
+from shared.errors import CorruptSegment, DataDamage
+from shared.io.durable_fs import File, FileSystem
+from shared.io.manifest_files import load_manifest, write_next_manifest
+from shared.manifest import ManifestSegment, ManifestTopic
 from shared.segment_reader import read_index, read_trailer
 from shared.segment_scan import verify_segment
-from shared.store_layout import manifest_generation, segment_file_name
+from shared.store_layout import segment_file_name
 
 _COPY_BYTES = 4 << 20
-_MANIFESTS_KEPT = 10
 
 
 @dataclass(slots=True)
@@ -71,34 +62,38 @@ class RelocateJob:
 
     def _verified(self, copy: File) -> ManifestSegment:
         """Read the copy back: a store that lies about what it took is found out while the hot copy exists."""
-        verdict = verify_segment(copy.pread, copy.size(), self.entry.digest)
-        if verdict.findings:
-            finding = verdict.findings[0]
-            raise CorruptSegment(path=copy.path, offset=finding.offset, reason=finding.reason)
-        index = read_index(copy.pread, read_trailer(copy.pread, copy.size()))
-        topics = index.topics()
-        return ManifestSegment(
-            number=self.entry.number,
-            path=f"data/{segment_file_name(self.entry.number)}",
-            size=copy.size(),
-            digest=self.entry.digest,
-            blocks=verdict.blocks,
-            records=verdict.records,
-            deleted=index.deleted,
-            min_ts=min(topic.min_ts for topic in topics),
-            max_ts=max(topic.max_ts for topic in topics),
-            topics=tuple(
-                ManifestTopic(topic.name, topic.epoch, topic.first, topic.last, topic.count)
-                for topic in topics
-            ),
-        )
+        return describe_verified(copy, self.entry.number, self.entry.digest)
 
     def _publish(self, segment: ManifestSegment) -> None:
         current, checksum = load_manifest(self.fs, self.cold_directory)
         kept = [held for held in (current.segments if current else ()) if held.number != segment.number]
-        _write_next(
+        write_next_manifest(
             self.fs, self.cold_directory, self.shard, self.now_ms, current, checksum, [*kept, segment]
         )
+
+
+def describe_verified(file: File, number: int, digest: str) -> ManifestSegment:
+    """What a manifest says of this segment file, all of which is read and checked."""
+    verdict = verify_segment(file.pread, file.size(), digest)
+    if verdict.findings:
+        finding = verdict.findings[0]
+        raise CorruptSegment(path=file.path, offset=finding.offset, reason=finding.reason)
+    index = read_index(file.pread, read_trailer(file.pread, file.size()))
+    topics = index.topics()
+    return ManifestSegment(
+        number=number,
+        path=f"data/{segment_file_name(number)}",
+        size=file.size(),
+        digest=digest,
+        blocks=verdict.blocks,
+        records=verdict.records,
+        deleted=index.deleted,
+        min_ts=min(topic.min_ts for topic in topics),
+        max_ts=max(topic.max_ts for topic in topics),
+        topics=tuple(
+            ManifestTopic(topic.name, topic.epoch, topic.first, topic.last, topic.count) for topic in topics
+        ),
+    )
 
 
 def forget_cold_segments(
@@ -108,49 +103,13 @@ def forget_cold_segments(
     current, checksum = load_manifest(fs, cold_directory)
     if current is not None and any(held.number in numbers for held in current.segments):
         kept = [held for held in current.segments if held.number not in numbers]
-        _write_next(fs, cold_directory, shard, now_ms, current, checksum, kept)
+        write_next_manifest(fs, cold_directory, shard, now_ms, current, checksum, kept)
     directory = f"{cold_directory}/data"
     for number in numbers:
         path = f"{directory}/{segment_file_name(number)}"
         if fs.exists(path):
             fs.unlink(path)
     fs.sync_dir(directory)
-
-
-def load_manifest(fs: FileSystem, cold_directory: str) -> tuple[Manifest | None, int]:
-    """The current generation and its checksum. A damaged one is an error: going on would fork the history."""
-    names = [name for name in fs.list_dir(cold_directory) if manifest_generation(name) is not None]
-    if not names:
-        return None, 0
-    path = f"{cold_directory}/{max(names)}"
-    content = read_whole(fs, path)
-    try:
-        return decode_manifest(content), manifest_checksum(content)
-    except FormatError as err:
-        raise CorruptManifest(path=path, reason=str(err)) from err
-
-
-def _write_next(
-    fs: FileSystem,
-    cold_directory: str,
-    shard: int,
-    now_ms: int,
-    current: Manifest | None,
-    checksum: int,
-    segments: list[ManifestSegment],
-) -> None:
-    generation = current.generation + 1 if current is not None else 1
-    manifest = Manifest(
-        generation=generation,
-        shard=shard,
-        created_ms=now_ms,
-        previous=checksum,
-        segments=tuple(sorted(segments, key=lambda segment: segment.number)),
-    )
-    write_atomically(fs, f"{cold_directory}/{manifest_name(generation)}", [encode_manifest(manifest)])
-    outdated = manifest_name(generation - _MANIFESTS_KEPT) if generation > _MANIFESTS_KEPT else ""
-    if outdated and fs.exists(f"{cold_directory}/{outdated}"):
-        fs.unlink(f"{cold_directory}/{outdated}")
 
 
 def _copy(source: File, target: File) -> None:

@@ -259,6 +259,7 @@ class RecordStore:
             ts=entry.max_ts,
             load_columns=columns,
             load_json=json,
+            size=entry.json_bytes,
         )
 
     def _trailer(self, segment: int) -> Trailer:

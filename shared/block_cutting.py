@@ -1,0 +1,55 @@
+"""Stretches of records, cut and joined into blocks of a segment: for sealing, moving and compaction."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
+
+from shared.columns import Columns
+from shared.record_assembler import AssembledRecords, RecordAssembler
+
+
+class Stretch(Protocol):
+    """Records of one topic, ascending by seq: a batch of the log, or a block."""
+
+    @property
+    def json(self) -> memoryview: ...
+    @property
+    def columns(self) -> Columns: ...
+    @property
+    def seqs(self) -> Sequence[int]: ...
+    @property
+    def times(self) -> array[int] | int: ...
+
+
+def join_blocks(
+    stretches: Iterable[tuple[Stretch, Iterable[tuple[int, int]]]], target_bytes: int
+) -> Iterator[AssembledRecords]:
+    """The records [low, high) that are named with each stretch, in blocks of about `target_bytes`."""
+    assembler = RecordAssembler()
+    for stretch, kept in stretches:
+        for start, high in kept:
+            low = start
+            while low < high:
+                upto = _fitting(stretch.columns, low, high, assembler, target_bytes)
+                assembler.add_block(stretch.json, stretch.columns, low, upto, stretch.seqs, stretch.times)
+                low = upto
+                if not assembler.room or assembler.json_bytes >= target_bytes:
+                    yield assembler.finish()
+                    assembler = RecordAssembler()
+    if assembler.count:
+        yield assembler.finish()
+
+
+def _fitting(columns: Columns, low: int, high: int, assembler: RecordAssembler, target_bytes: int) -> int:
+    """How many of [low, high) go into the current block: at least one, then up to its target size."""
+    high = min(high, low + assembler.room)
+    ends = columns.ends
+    start = ends[low - 1] if low else 0
+    if ends[high - 1] - start + assembler.json_bytes <= target_bytes:
+        return high
+    upto = low + 1
+    while upto < high and ends[upto - 1] - start + assembler.json_bytes < target_bytes:
+        upto += 1
+    return upto

@@ -1,0 +1,138 @@
+"""Several segments become one without their dead records. Pure: bytes in through `pread`, bytes out in order.
+
+Every block that is read is verified; a bad one raises, so that a damaged segment is never rewritten without the part
+that could not be read.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pyroaring import BitMap64
+
+from shared.block_cutting import Stretch, join_blocks
+from shared.compaction import KeyRow, TopicView
+from shared.format_errors import BadBytes
+from shared.limits import BLOCK_TARGET_BYTES
+from shared.segment_format import Block, BlockColumns
+from shared.segment_index import SegmentIndex
+from shared.segment_reader import (
+    Pread,
+    read_block,
+    read_block_columns,
+    read_header,
+    read_index,
+    read_trailer,
+)
+from shared.segment_writer import SegmentBuilder, SegmentTopic
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSegment:
+    """A segment that can be read, and its index."""
+
+    number: int
+    pread: Pread
+    index: SegmentIndex
+
+    @classmethod
+    def read(cls, number: int, shard: int, pread: Pread, size: int) -> OpenSegment:
+        header = read_header(pread)
+        if (header.number, header.shard) != (number, shard):
+            raise BadBytes(f"this is segment {header.number} of shard {header.shard}")
+        return cls(number, pread, read_index(pread, read_trailer(pread, size)))
+
+    def columns_of(self, topic_id: int) -> Iterator[BlockColumns]:
+        for ordinal in self.index.blocks_of(topic_id):
+            yield read_block_columns(self.pread, self.index.block(ordinal))
+
+
+@dataclass(slots=True)
+class Rewrite:
+    """One segment made of several. Iterate over `run`, write what it yields; then look at the rest."""
+
+    sources: Sequence[OpenSegment]
+    """In the order of seqs."""
+    topics: Mapping[int, TopicView]
+    dropped: Mapping[int, BitMap64]
+    builder: SegmentBuilder
+    block_bytes: int = BLOCK_TARGET_BYTES
+    removed: dict[SegmentTopic, BitMap64] = field(default_factory=dict)
+    """What was in the sources and is not in the result."""
+
+    def run(self) -> Iterator[bytes]:
+        yield self.builder.header
+        left_out = 0
+        for topic in self._topics():
+            gone = BitMap64()
+            for records in join_blocks(self._kept(topic, gone), self.block_bytes):
+                yield self.builder.add_block(topic, records)
+            if gone:
+                self.removed[topic] = gone
+                left_out += len(gone)
+        before = sum(source.index.deleted for source in self.sources)
+        yield self.builder.finish(deleted=before + left_out)
+
+    def _topics(self) -> list[SegmentTopic]:
+        found = {
+            SegmentTopic(entry.topic_id, entry.name, entry.epoch)
+            for source in self.sources
+            for entry in source.index.topics()
+        }
+        return sorted(found)
+
+    def _kept(self, topic: SegmentTopic, gone: BitMap64) -> Iterator[tuple[Stretch, list[tuple[int, int]]]]:
+        view = self.topics.get(topic.topic_id)
+        dropped = self.dropped.get(topic.topic_id)
+        for source in self.sources:
+            for ordinal in source.index.blocks_of(topic.topic_id):
+                block = read_block(source.pread, source.index.block(ordinal))
+                if view is None or view.epoch != topic.epoch:
+                    gone.update(block.seqs)
+                    continue
+                yield block, _split(block, dead_in(view, dropped, block.seqs[0], block.seqs[-1]), gone)
+
+
+def dead_in(view: TopicView, dropped: BitMap64 | None, first: int, last: int) -> BitMap64:
+    dead = view.dead_within(first, last)
+    if dropped is not None:
+        inside = BitMap64()
+        inside.add_range(first, last + 1)
+        dead |= inside & dropped
+    return dead
+
+
+def _split(block: Block, dead: BitMap64, gone: BitMap64) -> list[tuple[int, int]]:
+    """The stretches [low, high) of the block that live; the rest goes to `gone`."""
+    kept, low = [], 0
+    for seq in dead:
+        at = bisect_left(block.seqs, seq)
+        if at < len(block.seqs) and block.seqs[at] == seq:
+            gone.add(seq)
+            if at > low:
+                kept.append((low, at))
+            low = at + 1
+    if low < len(block.seqs):
+        kept.append((low, len(block.seqs)))
+    return kept
+
+
+def key_rows(sources: Sequence[OpenSegment], view: TopicView) -> Iterator[KeyRow]:
+    """Key, seq, ts and flags of the topic's live records. `sources` in the order of seqs."""
+    for source in sources:
+        for block in source.columns_of(view.id):
+            dead = view.dead_within(block.seqs[0], block.seqs[-1])
+            rows = zip(block.columns.values("key"), block.seqs, block.columns.flags, strict=True)
+            for place, (key, seq, flags) in enumerate(rows):
+                if seq not in dead:
+                    yield key, seq, block.ts(place), flags
+
+
+def seqs_of(source: OpenSegment, topic_id: int) -> BitMap64:
+    """The seqs of a topic's records that are in the file."""
+    found = BitMap64()
+    for block in source.columns_of(topic_id):
+        found.update(block.seqs)
+    return found
