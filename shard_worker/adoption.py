@@ -50,8 +50,8 @@ class Adoption:
         self._scan_due = False
         self._answered = False
         self._answering = False
+        self._urged: set[str] = set()
         self._queue: list[Staged] = []
-        self._unreadable: dict[str, str] = {}
         self._switching: tuple[Staged, PendingReplacement] | None = None
         self._publishing: Staged | None = None
         self._refusing: tuple[str, str, Staged | None] | None = None
@@ -70,10 +70,10 @@ class Adoption:
         self._scan_due = True
 
     def snapshot_taken(self) -> None:
-        """A snapshot that was begun after it was asked for is in place."""
+        """Snapshots that were begun after they were asked for are in place."""
+        self._scan_due = True
         if self._answering:
             self._answering, self._answered = False, True
-            self._scan_due = True
 
     def snapshot_failed(self) -> None:
         """The next scan asks for it again."""
@@ -85,9 +85,9 @@ class Adoption:
         now_ms = self._engine.now_ms()
         if self._refusing is not None:
             job, reason, staged = self._refusing
-            return RefuseJob(self._fs, self._cold, job, reason, staged, now_ms)
+            return self._refuse_job(job, reason, staged, now_ms)
         if self._publishing is not None:
-            return PublishJob(self._fs, self._cold, self._engine.shard, self._publishing, now_ms)
+            return self._publish_job(self._publishing, now_ms)
         if self._switching is not None:
             return None
         if self._queue:
@@ -112,12 +112,9 @@ class Adoption:
             case PublishJob():
                 self._publishing = None
                 self.adopted += 1
-                # What only the older of two snapshots needs goes with the second.
-                self._want_snapshots(2)
                 self._scan_due = True
             case RefuseJob():
                 self._refusing = None
-                self._unreadable.pop(job.job, None)
 
     def failed(self, job: AdoptionJob) -> None:
         """The store could not be reached, or the disk is full: the next scan finds everything as it is."""
@@ -133,6 +130,11 @@ class Adoption:
         for name, reason in job.unreadable.items():
             self._refusing = (name, reason, None)
         self._queue = list(job.staged)
+        if not self._urged.issuperset(job.waiting):
+            # What only the older of two snapshots needs goes with the second. Once per job: if a file cannot be
+            # removed, more snapshots would not help.
+            self._urged.update(job.waiting)
+            self._want_snapshots(2)
 
     def _sweep_expired(self) -> None:
         """What has expired is to be seen as gone in the snapshot that a plan is made from."""
@@ -152,14 +154,23 @@ class Adoption:
         if is_adopted(self._engine.state, staged):
             # A process before us died between the frame and the manifest.
             self._publishing = staged
-            return PublishJob(self._fs, self._cold, self._engine.shard, staged, now_ms)
+            return self._publish_job(staged, now_ms)
         try:
             topics = check_standing(self._engine.state, staged)
         except Refused as err:
             self._refuse(staged, str(err))
-            return RefuseJob(self._fs, self._cold, staged.job, str(err), staged, now_ms)
+            return self._refuse_job(staged.job, str(err), staged, now_ms)
         views = {topic.id: view_of(topic) for topic in topics}
         return VerifyJob(self._fs, self._cold, self._engine.shard, staged, views, now_ms)
+
+    def _publish_job(self, staged: Staged, now_ms: int) -> PublishJob:
+        segments = self._engine.state.segments
+        in_use = frozenset(number for number, entry in segments.items() if entry.runs)
+        return PublishJob(self._fs, self._cold, self._engine.shard, staged, in_use, now_ms)
+
+    def _refuse_job(self, job: str, reason: str, staged: Staged | None, now_ms: int) -> RefuseJob:
+        known = frozenset(self._engine.state.segments)
+        return RefuseJob(self._fs, self._cold, job, reason, staged, known, now_ms)
 
     def _switch(self, job: VerifyJob) -> None:
         engine, staged = self._engine, job.staged
@@ -213,12 +224,16 @@ def _fact(staged: Staged, dropped: dict[int, BitMap64]) -> SegmentsReplaced:
 
 
 def is_adopted(state: ShardState, staged: Staged) -> bool:
-    """Has the log switched to it already?"""
-    unused = all(
-        old.number not in state.segments or not state.segments[old.number].runs for old in staged.old
-    )
-    known = any(old.number in state.segments for old in staged.old)
-    return unused and all(new.number in state.segments for new in staged.new) and (known or bool(staged.new))
+    """Has the log switched to it already? Some of its segments may have died and gone since."""
+    for old in staged.old:
+        if old.number in state.segments and state.segments[old.number].runs:
+            return False
+    if not staged.new:
+        return any(old.number in state.segments for old in staged.old)
+    known = [
+        (state.segments[new.number].digest, new.digest) for new in staged.new if new.number in state.segments
+    ]
+    return bool(known) and all(found == ours for found, ours in known)
 
 
 def check_standing(state: ShardState, staged: Staged) -> list[Topic]:

@@ -325,9 +325,10 @@ class Maintenance:
     def _finish_snapshot(self, job: SnapshotJob) -> None:
         engine = self._engine
         self.counters.snapshots += 1
-        self._snapshots_wanted = max(0, self._snapshots_wanted - 1)
-        if self.adoption is not None and not self._snapshots_wanted:
-            self.adoption.snapshot_taken()
+        if self._snapshots_wanted:
+            self._snapshots_wanted -= 1
+            if self.adoption is not None and not self._snapshots_wanted:
+                self.adoption.snapshot_taken()
         previous, self._snapshot = self._snapshot, job.info
         with self._housekeeping("removing old snapshots"):
             remove_old_snapshots(self._fs, self._paths.snapshots)

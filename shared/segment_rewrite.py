@@ -7,17 +7,19 @@ that could not be read.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from pyroaring import BitMap64
 
 from shared.block_cutting import Stretch, join_blocks
 from shared.compaction import KeyRow, TopicView
-from shared.format_errors import BadBytes
+from shared.errors import CorruptSegment
+from shared.format_errors import BadBytes, FormatError
 from shared.limits import BLOCK_TARGET_BYTES
 from shared.segment_format import Block, BlockColumns
-from shared.segment_index import SegmentIndex
+from shared.segment_index import BlockEntry, SegmentIndex
 from shared.segment_reader import (
     Pread,
     read_block,
@@ -28,25 +30,50 @@ from shared.segment_reader import (
 )
 from shared.segment_writer import SegmentBuilder, SegmentTopic
 
+_B = TypeVar("_B", bound=BlockColumns)
+
 
 @dataclass(frozen=True, slots=True)
 class OpenSegment:
     """A segment that can be read, and its index."""
 
+    path: str
     number: int
     pread: Pread
     index: SegmentIndex
 
     @classmethod
-    def read(cls, number: int, shard: int, pread: Pread, size: int) -> OpenSegment:
-        header = read_header(pread)
-        if (header.number, header.shard) != (number, shard):
-            raise BadBytes(f"this is segment {header.number} of shard {header.shard}")
-        return cls(number, pread, read_index(pread, read_trailer(pread, size)))
+    def read(cls, path: str, number: int, shard: int, pread: Pread, size: int) -> OpenSegment:
+        try:
+            header = read_header(pread)
+            if (header.number, header.shard) != (number, shard):
+                raise BadBytes(f"this is segment {header.number} of shard {header.shard}")
+            return cls(path, number, pread, read_index(pread, read_trailer(pread, size)))
+        except FormatError as err:
+            raise CorruptSegment(path=path, offset=getattr(err, "offset", None), reason=str(err)) from err
 
     def columns_of(self, topic_id: int) -> Iterator[BlockColumns]:
         for ordinal in self.index.blocks_of(topic_id):
-            yield read_block_columns(self.pread, self.index.block(ordinal))
+            yield self._read(read_block_columns, ordinal)
+
+    def blocks_of(self, topic_id: int) -> Iterator[Block]:
+        for ordinal in self.index.blocks_of(topic_id):
+            yield self._read(read_block, ordinal)
+
+    def _read(self, read: Callable[[Pread, BlockEntry], _B], ordinal: int) -> _B:
+        entry = self.index.block(ordinal)
+        try:
+            return read(self.pread, entry)
+        except FormatError as err:
+            topic = self.index.topic(entry.topic_id)
+            raise CorruptSegment(
+                path=self.path,
+                offset=entry.offset,
+                reason=str(err),
+                topic=None if topic is None else topic.name,
+                first_seq=entry.first,
+                last_seq=entry.last,
+            ) from err
 
 
 @dataclass(slots=True)
@@ -87,8 +114,7 @@ class Rewrite:
         view = self.topics.get(topic.topic_id)
         dropped = self.dropped.get(topic.topic_id)
         for source in self.sources:
-            for ordinal in source.index.blocks_of(topic.topic_id):
-                block = read_block(source.pread, source.index.block(ordinal))
+            for block in source.blocks_of(topic.topic_id):
                 if view is None or view.epoch != topic.epoch:
                     gone.update(block.seqs)
                     continue
@@ -128,11 +154,3 @@ def key_rows(sources: Sequence[OpenSegment], view: TopicView) -> Iterator[KeyRow
             for place, (key, seq, flags) in enumerate(rows):
                 if seq not in dead:
                     yield key, seq, block.ts(place), flags
-
-
-def seqs_of(source: OpenSegment, topic_id: int) -> BitMap64:
-    """The seqs of a topic's records that are in the file."""
-    found = BitMap64()
-    for block in source.columns_of(topic_id):
-        found.update(block.seqs)
-    return found

@@ -9,7 +9,7 @@ from pyroaring import BitMap64
 from ops.coldstore.staging import (
     ShardPlace,
     commit_staged,
-    opened,
+    opened_segment,
     remove_staging,
     segment_name,
     write_bin,
@@ -29,7 +29,9 @@ def find_superseded(fs: FileSystem, place: ShardPlace, basis: Basis, now_ms: int
         if not runs or topic.keys is None:
             continue
         with ExitStack() as files:
-            sources = [files.enter_context(opened(fs, place, by_number[number])) for number, _, _ in runs]
+            sources = [
+                files.enter_context(opened_segment(fs, place, by_number[number])) for number, _, _ in runs
+            ]
             gone = superseded(key_rows(sources, topic), topic.keys, now_ms)
         if gone:
             found[topic.id] = gone

@@ -13,16 +13,15 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
+from ops.coldstore.places import newest_snapshot
+from ops.coldstore.segment_files import opened
 from shared.compaction import Basis, Bin, Plan, TopicView, ranges_of, view_topic
-from shared.errors import CorruptSegment, CorruptSnapshot
-from shared.format_errors import FormatError
+from shared.errors import CorruptSegment
 from shared.io.durable_fs import FileSystem, write_atomically
 from shared.io.manifest_files import load_manifest
 from shared.manifest import ManifestSegment
 from shared.segment_rewrite import OpenSegment, Rewrite
 from shared.segment_writer import SegmentBuilder
-from shared.snapshot_format import read_snapshot
-from shared.snapshot_items import SnapSegments, SnapTopic
 from shared.staged import (
     STAGED_ENDING,
     STAGED_FORMAT,
@@ -33,7 +32,7 @@ from shared.staged import (
     StagedTopic,
     encode_staged,
 )
-from shared.store_layout import shard_dir_name, snapshot_file_name, snapshot_number
+from shared.store_layout import shard_dir_name
 
 _WRITE_BYTES = 4 << 20
 
@@ -59,60 +58,38 @@ class ShardPlace:
         return f"{self.cold}/staging"
 
 
-def load_basis(fs: FileSystem, place: ShardPlace, cold_fs: FileSystem | None = None) -> Basis | None:
+def load_basis(fs: FileSystem, place: ShardPlace) -> Basis | None:
     """What a plan can stand on now; None if there is no cold data yet, or no snapshot."""
-    # The manifest first: a segment that the snapshot does not know yet is left alone, the other way round is refused.
-    manifest, checksum = load_manifest(cold_fs or fs, place.cold)
+    # The manifest first: what the snapshot knows and the manifest does not is left alone.
+    manifest, checksum = load_manifest(fs, place.cold)
     if manifest is None or not manifest.segments:
         return None
-    numbers = sorted(filter(None, map(snapshot_number, fs.list_dir(place.snapshots))), reverse=True)
-    for number in numbers:
-        basis = Basis(place.shard, manifest, checksum, number)
-        try:
-            _read_topics(fs, f"{place.snapshots}/{snapshot_file_name(number)}", basis)
-        except (FormatError, FileNotFoundError) as err:
-            if number == numbers[-1]:
-                path = f"{place.snapshots}/{snapshot_file_name(number)}"
-                raise CorruptSnapshot(path=path, reason=str(err)) from err
-            continue
-        return basis
-    return None
-
-
-def _read_topics(fs: FileSystem, path: str, basis: Basis) -> None:
-    file = fs.open(path)
-    try:
-        for item in read_snapshot(file.pread, file.size()):
-            if isinstance(item, SnapTopic):
-                basis.topics[item.id] = view_topic(item)
-            elif isinstance(item, SnapSegments):
-                basis.cold = {segment.number for segment in item.segments if segment.tier == "cold"}
-    finally:
-        file.close()
+    snapshot = newest_snapshot(fs, place.snapshots)
+    if snapshot is None:
+        return None
+    return Basis(
+        place.shard,
+        manifest,
+        checksum,
+        snapshot.number,
+        cold={segment.number for segment in snapshot.table.segments if segment.tier == "cold"},
+        topics={topic.id: view_topic(topic) for topic in snapshot.topics},
+    )
 
 
 @contextmanager
-def opened(fs: FileSystem, place: ShardPlace, segment: ManifestSegment) -> Iterator[OpenSegment]:
+def opened_segment(fs: FileSystem, place: ShardPlace, segment: ManifestSegment) -> Iterator[OpenSegment]:
     """The segment for reading. Whatever is wrong with it becomes an error that names the file."""
     path = f"{place.cold}/{segment.path}"
     try:
-        file = fs.open(path)
+        with opened(fs, path) as file:
+            if file.size() != segment.size:
+                reason = f"{file.size()} bytes instead of {segment.size}"
+                raise CorruptSegment(path=path, reason=reason)
+            yield OpenSegment.read(path, segment.number, place.shard, file.pread, file.size())
     except FileNotFoundError as err:
-        raise CorruptSegment(
-            path=path,
-            offset=None,
-            reason="the manifest names it and it is not there: is a newer generation current?",
-        ) from err
-    try:
-        if file.size() != segment.size:
-            raise CorruptSegment(
-                path=path, offset=None, reason=f"{file.size()} bytes instead of {segment.size}"
-            )
-        yield OpenSegment.read(segment.number, place.shard, file.pread, file.size())
-    except FormatError as err:
-        raise CorruptSegment(path=path, offset=getattr(err, "offset", None), reason=str(err)) from err
-    finally:
-        file.close()
+        reason = "the file is missing: has a newer generation replaced it?"
+        raise CorruptSegment(path=path, reason=reason) from err
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +116,7 @@ def write_bin(
 ) -> Written:
     """Rewrite one bin into the staging directory, durable on return."""
     with ExitStack() as files:
-        sources = [files.enter_context(opened(fs, place, segment)) for segment in plan_bin.old]
+        sources = [files.enter_context(opened_segment(fs, place, segment)) for segment in plan_bin.old]
         builder = SegmentBuilder(place.shard, plan_bin.number, now_ms)
         rewrite = Rewrite(sources, topics, plan.dropped, builder)
         _write_file(fs, f"{place.staging}/{file_name}", rewrite.run())

@@ -66,7 +66,8 @@ class ScanJob:
     staged: list[Staged] = field(default_factory=list)
     unreadable: dict[str, str] = field(default_factory=dict)
     snapshot_wanted: bool = False
-    receipts: int = 0
+    waiting: list[str] = field(default_factory=list)
+    """Jobs whose old files are still there."""
 
     def run(self) -> None:
         staging = f"{self.cold}/staging"
@@ -102,6 +103,7 @@ class ScanJob:
             numbers = [old.number for old in pending.staged.old]
             paths = [f"{self.cold}/data/{segment_file_name(number)}" for number in numbers]
             if self.known & set(numbers) or any(self.fs.exists(path) for path in paths):
+                self.waiting.append(pending.staged.job)
                 continue
             receipt: Receipt = receipt_of(
                 pending.staged,
@@ -112,7 +114,6 @@ class ScanJob:
             final = f"{directory}/{name.removesuffix(PENDING_ENDING)}.json"
             write_atomically(self.fs, final, [encode_receipt(receipt)])
             self.fs.unlink(f"{directory}/{name}")
-            self.receipts += 1
 
 
 @dataclass(slots=True)
@@ -176,7 +177,7 @@ class VerifyJob:
             raise Refused(f"{new.file} is missing") from err
         try:
             described = describe_verified(file, new.number, new.digest)
-            opened = OpenSegment.read(new.number, self.shard, file.pread, file.size())
+            opened = OpenSegment.read(path, new.number, self.shard, file.pread, file.size())
             entries = opened.index.topics()
             if described.size != new.size or [
                 (topic.topic_id, topic.name, topic.epoch, topic.count, topic.json_bytes) for topic in entries
@@ -272,7 +273,7 @@ class VerifyJob:
     def _open_file(self, path: str, number: int) -> Iterator[OpenSegment]:
         file = self.fs.open(path)
         try:
-            yield OpenSegment.read(number, self.shard, file.pread, file.size())
+            yield OpenSegment.read(path, number, self.shard, file.pread, file.size())
         finally:
             file.close()
 
@@ -285,6 +286,8 @@ class PublishJob:
     cold: str
     shard: int
     staged: Staged
+    in_use: frozenset[int]
+    """Everything in a new segment may have died since; then its file is gone."""
     now_ms: int
     generation: int = 0
 
@@ -295,7 +298,7 @@ class PublishJob:
         old = {segment.number for segment in staged.old}
         wanted = {number: segment for number, segment in held.items() if number not in old}
         for new in staged.new:
-            if new.number not in wanted:
+            if new.number not in wanted and new.number in self.in_use:
                 wanted[new.number] = self._described(new)
         if wanted.keys() != held.keys():
             self.generation = write_next_manifest(
@@ -327,11 +330,15 @@ class RefuseJob:
     job: str
     reason: str
     staged: Staged | None
+    known: frozenset[int]
+    """Segments of the shard: what a number of theirs names in data/ is not this job's."""
     now_ms: int
 
     def run(self) -> None:
         fs, staging = self.fs, f"{self.cold}/staging"
         for new in self.staged.new if self.staged is not None else ():
+            if new.number in self.known:
+                continue
             moved = _data_path(self.cold, new.number)
             if fs.exists(moved) and not fs.exists(f"{staging}/{new.file}"):
                 fs.rename(moved, f"{staging}/{new.file}")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "fault-coverage.md"
-ROWS = {"W": 22, "S": 6, "G": 8, "D": 7}
-COVERED = {*ROWS, "C"}  # the parts of the catalogue that the page is about
+ROWS = {"W": 22, "S": 6, "G": 8, "D": 7, "C": 8}
+COVERED = {*ROWS}  # the parts of the catalogue that the page is about
 WANTED = {f"{letter}{number}" for letter, count in ROWS.items() for number in range(1, count + 1)}
 
 _TEST = re.compile(r"^def (test_([a-z])(\d\d)_\w+)\(", re.MULTILINE)
