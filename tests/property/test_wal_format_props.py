@@ -82,7 +82,10 @@ CONTROLS: st.SearchStrategy[Control] = st.one_of(
     st.builds(Synced, U64),
     st.just(FileEnded()),
     st.builds(
-        SegmentsReplaced, st.lists(U64, max_size=3).map(tuple), st.lists(SEALED, max_size=2).map(tuple)
+        SegmentsReplaced,
+        st.lists(U64, max_size=3).map(tuple),
+        st.lists(SEALED, max_size=2).map(tuple),
+        st.lists(st.tuples(U64, st.binary(max_size=20)), max_size=2).map(tuple),
     ),
     st.builds(Session, st.text(), st.text()),
     st.builds(
