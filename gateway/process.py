@@ -6,6 +6,7 @@ import logging
 import socket
 from collections.abc import Sequence
 from importlib.metadata import version
+from typing import Final
 
 import trio
 
@@ -21,6 +22,8 @@ from shared.io.logs import set_up_logging
 from shared.settings import Settings
 
 log = logging.getLogger(__name__)
+
+END_WAITS_EVERY_S: Final = 0.1
 
 
 def main(argv: Sequence[str]) -> int:
@@ -55,6 +58,7 @@ async def run_gateway(channel: ChildChannel, boot: Boot) -> None:
         channel.report("ready")
         await feed.follow(channel)
         channel.report("draining")
+        nursery.start_soon(keep_ending_waits, shards)
         await drain(api, edge, settings.drain_timeout_ms / 1000)
         nursery.cancel_scope.cancel()
 
@@ -64,6 +68,16 @@ async def drain(api: Api, edge: Edge, timeout_s: float) -> None:
         api.drain()
     if not await edge.drain(timeout_s):
         log.warning("gateway.drain.cut", extra={"timeout_s": timeout_s})
+
+
+async def keep_ending_waits(shards: ShardPool) -> None:
+    """Readers that wait are answered as things stand: they must not hold up the drain.
+
+    Again and again, because those that waited for credit in front of a shard begin to wait there only now.
+    """
+    while True:
+        shards.end_waits()
+        await trio.sleep(END_WAITS_EVERY_S)
 
 
 def edge_options(settings: Settings) -> EdgeOptions:

@@ -69,6 +69,7 @@ class Committer:
         self._keyed: dict[
             tuple[int, str], PendingAppend
         ] = {}  # writes with an idempotency key, until applied
+        self._owed: list[PendingControl] = []  # must be in the log before anything else
         self._marked = 0  # up to where a SYNCED frame vouches
         self.sync_running = False
         self.last_sync_ms = 0
@@ -151,6 +152,18 @@ class Committer:
             topic.gated += 1
         self._group.append(pending)
 
+    def stage_owed(self, pending: PendingControl) -> None:
+        """Stage a frame that says under what circumstances all later ones are written.
+
+        If the log refuses it (a full disk at start), it is staged again in front of whatever comes next: replay must
+        not meet a frame of this session without it.
+        """
+        pending.owed = True
+        if self._owed:
+            self._owed.append(pending)  # it would be refused like those before it
+        else:
+            self.stage_control(pending)
+
     def stage_import(self, pending: PendingImport) -> None:
         body = encode_topic(pending.stored)
         pending.lsn = self._stage_frame(Kind.TOPIC_IMPORT, 0, pending.stored.id, pending.ts, body)
@@ -171,6 +184,10 @@ class Committer:
     def _stage_frame(
         self, kind: int, flags: int, topic_id: int, ts: int, body: bytes | Sequence[bytes]
     ) -> int:
+        if self._owed:
+            owed, self._owed = self._owed, []
+            for pending in owed:
+                self.stage_control(pending)
         wal = self._wal
         if wal.synced > self._marked:
             wal.stage(Kind.SYNCED, 0, 0, ts, encode_control(Synced(wal.synced)))
@@ -263,6 +280,7 @@ class Committer:
         for topic, before in reversed(self._raised_from):
             topic.reserved = before
         self._raised_from.clear()
+        self._owed = [each for each in group if isinstance(each, PendingControl) and each.owed]
         for pending in reversed(group):
             if pending.gated:
                 self.waiting_bytes -= pending.size

@@ -511,6 +511,9 @@ class Engine:
             self._polls.add(waiting.moved_to(result))
 
     def _cancel(self, request: Request) -> None:
+        if request.option("all") is True:
+            self.expire_all_polls()
+            return
         named = request.option("id")
         cancelled = self._polls.cancel(request.sink, named) or self.queues.cancel(request.sink, named)
         if cancelled is not None:
@@ -521,7 +524,7 @@ class Engine:
         return len(self._polls)
 
     def expire_all_polls(self) -> None:
-        """Answer every waiting read as it stands, at shutdown."""
+        """Answer everyone who waits as it stands, at shutdown: of the gateway, or of this worker."""
         self._answer_polls(self._polls.take_all(), self.now_ms())
         self.queues.expire_all()
 

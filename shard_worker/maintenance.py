@@ -83,6 +83,8 @@ class Maintenance:
         # Behind every file there is: a snapshot that cannot be read must not outlive the ones that can.
         self._next_snapshot = 1 + last_snapshot_number(fs, paths.snapshots)
         self._remove_orphans()
+        if engine.commits.read_only is None:
+            self._watch_space()  # not only with the first tick: until then writes would be taken
 
     @property
     def segments_directory(self) -> str:

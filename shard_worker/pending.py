@@ -147,6 +147,7 @@ class PendingControl:
         "fact",
         "gated",
         "lsn",
+        "owed",
         "removed",
         "request",
         "size",
@@ -171,6 +172,7 @@ class PendingControl:
         self.request = request
         self.gated = False
         self.lsn = 0
+        self.owed = False  # if it is refused, it goes in front of whatever is written next
         self.size = 0
         self.removed = 0
         self._answer = answer

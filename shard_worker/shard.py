@@ -87,10 +87,9 @@ def _begin_session(engine: Engine, recovered: Recovered, boot_id: str) -> None:
         if topic.reserved > topic.head and not recovered.clean and (power_lost or ephemeral):
             # Seqs up to the reservation may have been handed out, and then lost: never hand them out again.
             hole = Hole(topic.head + 1, topic.reserved, REASON_MIXED)
-            engine.commits.stage_control(PendingControl(Watermark(hole=hole), topic, now_ms))
+            engine.commits.stage_owed(PendingControl(Watermark(hole=hole), topic, now_ms))
             engine.commits.commit(now_ms)
-            # On a full disk the frame was refused. The seqs are taken all the same, and the next write, wherever
-            # it stands in the log, says so again.
+            # On a full disk the frame was refused. The seqs are taken all the same.
             topic.apply_hole(hole)
         if ephemeral:
             # With the records go their keys: a client that tries again must not be told that it is done.
@@ -101,7 +100,7 @@ def _begin_session(engine: Engine, recovered: Recovered, boot_id: str) -> None:
             topic.queue.drop_leases()
         topic.staged_head, topic.staged_ts = topic.head, topic.last_ts
     session = Session(boot_id, topicsd_version())
-    engine.commits.stage_control(PendingControl(session, None, now_ms))
+    engine.commits.stage_owed(PendingControl(session, None, now_ms))
     engine.sync_now()
     for topic in recovered.state.catalog.by_id.values():
         topic.reserved = max(topic.reserved, topic.head)

@@ -8,6 +8,7 @@ import secrets
 import socket
 import time
 from enum import IntEnum
+from functools import partial
 
 import trio
 
@@ -107,6 +108,7 @@ async def _serve(channel: ChildChannel, boot: Boot, shard: Shard) -> int:
         shards=boot.shards,
         socket_dir=boot.socket_dir,
         log_failure=lambda text: log.error("shard.job_failed", extra={"shard": number, "reason": text}),
+        log_read_only=partial(_log_read_only, number),
     )
     try:
         async with trio.open_nursery() as nursery:
@@ -137,6 +139,13 @@ async def _drain_when_told(channel: ChildChannel, loop: TurnLoop, timeout_s: flo
     await channel.closed()
     channel.report("draining")
     await loop.drain(timeout_s)
+
+
+def _log_read_only(shard: int, reason: str | None) -> None:
+    if reason is None:
+        log.info("shard.writable", extra={"shard": shard})
+    else:
+        log.error("shard.read_only", extra={"shard": shard, "reason": reason})
 
 
 def _listen(path: str) -> socket.socket:

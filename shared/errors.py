@@ -299,8 +299,8 @@ class ReadOnlyShard(Unavailable):
     def __init__(self, *, shard: int, free_bytes: int | None, min_free_bytes: int) -> None:
         why = "the disk is full" if free_bytes is None else f"only {free_bytes} bytes of disk are free"
         super().__init__(
-            f"shard {shard} is read-only: {why}; free some space (at least {min_free_bytes} bytes, "
-            "setting min_free_bytes) or delete records, and writes resume by themselves",
+            f"shard {shard} is read-only: {why}; free some space on the disk of the data directory (at least "
+            f"{min_free_bytes} bytes, setting min_free_bytes), and writes resume by themselves",
             detail={"shard": shard, "reason": "read_only"},
         )
         self.shard = shard

@@ -259,6 +259,12 @@ class ClientSession(Generic[_W]):
             self._outbox.append(Request(id_, Op.CANCEL, "", b"", {"id": id_}))
         return None
 
+    def end_waits(self) -> None:
+        """Have the server answer everything that waits there now, as it stands."""
+        if self.state is not LinkState.CLOSED:
+            self._outbox.append(Request(self._next_id, Op.CANCEL, "", b"", {"all": True}))
+            self._next_id += 1
+
     def take_outgoing(self) -> bytes:
         """The frame of this turn; empty if there is nothing to send."""
         if self._queue:

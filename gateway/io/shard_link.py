@@ -183,6 +183,12 @@ class ShardLink:
         if withdrawn is not None:
             self._reply(withdrawn, ShardUnavailable(shard=self.shard, reason="the client is gone"))
 
+    def end_waits(self) -> None:
+        """Let the shard answer every READ and CLAIM that waits, as it stands; before we leave."""
+        if self.up:
+            self._session.end_waits()
+            self.flush()
+
     def flush(self) -> None:
         """Send what has gathered, unless an earlier frame still waits for the socket: then it gathers on."""
         if self._sock is None or self._unsent:

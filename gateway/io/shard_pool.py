@@ -101,6 +101,10 @@ class ShardPool:
             self._to_flush.add(link)
             link.request(op, "", b"", options, collect(link.shard))
 
+    def end_waits(self) -> None:
+        for link in self.links:
+            link.end_waits()
+
     def flush(self) -> None:
         """End of a turn: one frame to each shard that was asked something."""
         self._totals = None

@@ -49,12 +49,16 @@ class TurnLoop:
         shards: int,
         socket_dir: str,
         log_failure: Callable[[str], None] = lambda text: None,
+        log_read_only: Callable[[str | None], None] = lambda reason: None,
     ) -> None:
+        """`log_read_only` is told why the shard refuses writes when it starts to, and None when it ends."""
         self._shard = shard
         self._engine = shard.engine
         self._listener = listener
         self._shards = shards
         self._log_failure = log_failure
+        self._log_read_only = log_read_only
+        self._read_only = False
         self._epoll = select.epoll()
         self._epoll.register(listener.fileno(), select.EPOLLIN)
         self._links: dict[int, Link] = {}
@@ -142,12 +146,20 @@ class TurnLoop:
         self._pressure.observe(signals, self._engine.now_ms())
 
     async def _ticks(self) -> None:
+        self._note_read_only()
         while True:
             await trio.sleep(_TICK_S)
             self._engine.tick()
             self._shard.maintenance.tick(self._engine.now_ms())
             self._observe()
+            self._note_read_only()
             self._end_turn()
+
+    def _note_read_only(self) -> None:
+        reason = self._engine.commits.read_only
+        if (reason is not None) != self._read_only:
+            self._read_only = reason is not None
+            self._log_read_only(None if reason is None else reason.message)
 
     async def _sync_loop(self) -> None:
         engine = self._engine

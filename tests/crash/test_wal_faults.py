@@ -211,6 +211,52 @@ def test_w02_seqs_that_a_power_cut_took_are_not_given_out_again_by_a_start_on_a_
     assert [record["$seq"] for record in driver.read_all("d")][-1] == taken
 
 
+def start_on_a_full_disk_after_a_power_cut(*topics: str) -> ShardDriver:
+    driver = ShardDriver(wal_file_bytes=ROOMY)
+    for topic in topics:
+        driver.put(topic)
+        for number in range(5):
+            driver.append(topic, [{"data": number}])
+    driver.disk.lose_power(keep="none")
+    driver.disk.fail_on("write", error=errno.ENOSPC, path_contains="/wal/", times=None)
+    driver.reopen()
+    assert driver.append(topics[0], [{"data": "full"}]).status == 503
+    driver.disk.clear_faults()
+    driver.tick()
+    return driver
+
+
+def test_w02_a_session_that_began_on_a_full_disk_is_in_the_log_before_its_first_write() -> None:
+    driver = start_on_a_full_disk_after_a_power_cut("d")
+    first = driver.append("d", [{"data": "new"}]).json["first_seq"]
+    before = picture(driver)
+    # Without the session the log would seem to end before the power cut, and this kill would look like another one.
+    driver.kill()
+    assert picture(driver) == before
+    assert driver.append("d", [{"data": "next"}]).json["first_seq"] == first + 1
+
+
+def test_w02_with_the_session_go_the_holes_of_topics_that_nobody_has_written_to_since() -> None:
+    driver = start_on_a_full_disk_after_a_power_cut("d", "idle")
+    before = picture(driver)["idle"]
+    driver.append("d", [{"data": "new"}])
+    driver.kill()
+    assert picture(driver)["idle"] == before
+    # 5 were acked before the power cut, whether they survived it or not.
+    assert driver.append("idle", [{"data": "next"}]).json["first_seq"] > 5
+
+
+def test_w02_a_disk_that_fills_up_again_does_not_lose_the_session() -> None:
+    driver = start_on_a_full_disk_after_a_power_cut("d")
+    driver.disk.fail_on("write", error=errno.ENOSPC, path_contains="/wal/")
+    assert driver.append("d", [{"data": "full again"}]).status == 503
+    driver.tick()
+    driver.append("d", [{"data": "new"}])
+    before = picture(driver)
+    driver.kill()
+    assert picture(driver) == before
+
+
 @pytest.mark.parametrize("written", [1, 39, 40, 63, 64, 100, 180, 250])
 def test_w03_short_write_is_never_half_a_frame(written: int) -> None:
     driver = shard_with()

@@ -73,7 +73,8 @@ class Writer(threading.Thread):
             assert document["topic"] == self.topic, "someone else's answer"
             self.acked[n] = document["first_seq"]
             return True
-        assert (answer.status, document["error"]["code"]) == (503, "shard_unavailable"), document
+        assert answer.status == 503, document
+        assert document["error"]["code"] in ("shard_unavailable", "shutting_down"), document
         retry_after = answer.headers["Retry-After"]
         assert retry_after is not None and int(retry_after) >= 1
         self.refused += 1
