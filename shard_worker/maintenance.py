@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from shard_worker.adoption import Adoption
 from shard_worker.core.shard_state import TIER_COLD, TIER_HOT, SegmentEntry
 from shard_worker.core.topic import Topic
-from shard_worker.disk.cold_tier import RelocateJob, forget_cold_segments
+from shard_worker.disk.cold_tier import ForgetJob, RelocateJob
 from shard_worker.disk.record_store import RecordStore, segment_file_name, segment_number
 from shard_worker.disk.recovery import ShardPaths
 from shard_worker.disk.sealing import SealJob, SealPlan, TopicShare, plan_share
@@ -30,7 +30,9 @@ from shard_worker.engine import Engine
 from shard_worker.pending import PendingControl
 from shared.control_frames import SegmentMoved
 from shared.errors import CorruptSegment, DataDamage, ReadOnlyShard
+from shared.io.bucket_fs import for_serving
 from shared.io.durable_fs import File, FileSystem
+from shared.io.object_store import is_bucket
 from shared.limits import (
     SEAL_PASS_MAX_BYTES,
     SNAPSHOT_EVERY_WAL_BYTES,
@@ -38,7 +40,7 @@ from shared.limits import (
     WAL_MAX_FILES_BEFORE_SEAL,
 )
 
-Job = SealJob | SnapshotJob | RelocateJob | ScanJob | VerifyJob | PublishJob | RefuseJob
+Job = SealJob | SnapshotJob | RelocateJob | ForgetJob | ScanJob | VerifyJob | PublishJob | RefuseJob
 
 
 @dataclass(slots=True)
@@ -74,6 +76,7 @@ class Maintenance:
         self._seal_alone: set[int] = set()
         self._unsealable: set[int] = set()
         self._immovable: set[int] = set()
+        self._forgetting: ForgetJob | None = None
         self._snapshots_wanted = 0
         self.adoption = (
             Adoption(fs, paths.cold, engine, self._want_snapshots) if paths.cold is not None else None
@@ -111,7 +114,7 @@ class Maintenance:
         if self._paths.cold is None:
             return False
         try:
-            file = self._fs.open(f"{self._paths.cold}/data/{segment_file_name(entry.number)}")
+            file = for_serving(self._fs).open(f"{self._paths.cold}/data/{segment_file_name(entry.number)}")
         except OSError:
             return False
         try:
@@ -191,6 +194,9 @@ class Maintenance:
         written = engine.wal.counters.bytes - self._bytes_at_snapshot
         if self._snapshots_wanted or written >= SNAPSHOT_EVERY_WAL_BYTES:
             return self._try_snapshot()
+        if self._forgetting is not None:
+            forgetting, self._forgetting = self._forgetting, None
+            return forgetting
         if self.adoption is not None and (job := self.adoption.next_job()) is not None:
             return job
         return self._relocate_job()
@@ -356,8 +362,16 @@ class Maintenance:
             self._fs.sync_dir(self._paths.segments)
         if cold and self._paths.cold is not None:
             # If the cold tier cannot be reached they stay on the list, and the next snapshot tries again.
-            forget_cold_segments(self._fs, self._paths.cold, self._engine.shard, cold, self._engine.now_ms())
-            for number in cold:
+            job = ForgetJob(self._fs, self._paths.cold, self._engine.shard, cold, self._engine.now_ms())
+            if is_bucket(self._paths.cold):
+                self._forgetting = job  # a bucket is never asked between two turns
+                return
+            job.run()
+            self._finish_forgetting(job)
+
+    def _finish_forgetting(self, job: ForgetJob) -> None:
+        for number in job.numbers:
+            if number in self._engine.state.segments:
                 self._forget_segment(number)
 
     def _forget_segment(self, number: int) -> None:
@@ -424,6 +438,10 @@ class Maintenance:
                 self._finish_snapshot(job)
             case RelocateJob():
                 self._finish_relocation(job)
+            case ForgetJob():
+                self._finish_forgetting(job)
+                if self.adoption is not None:
+                    self.adoption.scan_soon()
             case ScanJob() | VerifyJob() | PublishJob() | RefuseJob():
                 assert self.adoption is not None
                 self.adoption.finish(job)
@@ -440,6 +458,8 @@ class Maintenance:
                 self._note_failure("relocation", error)
                 if isinstance(error, CorruptSegment):
                     self._immovable.add(job.entry.number)
+            case ForgetJob():
+                self._note_failure("removing dead segments", error)
             case ScanJob() | VerifyJob() | PublishJob() | RefuseJob():
                 assert self.adoption is not None
                 self._note_failure("adoption", error)

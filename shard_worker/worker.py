@@ -16,9 +16,10 @@ from shard_worker.disk.dir_lock import DirectoryLocked, DirLock
 from shard_worker.disk.recovery import shard_paths
 from shard_worker.serve.turns import TurnLoop
 from shard_worker.shard import Shard
-from shared.errors import DataDamage, DiskFault
+from shared.errors import ColdUnreachable, DataDamage, DiskFault
+from shared.io.bucket_fs import file_system
 from shared.io.child_channel import Boot, ChildChannel, socket_path
-from shared.io.durable_fs import RealFileSystem
+from shared.io.durable_fs import FileSystem
 
 log = logging.getLogger("shard_worker")
 
@@ -36,7 +37,8 @@ class Exit(IntEnum):
 def run_worker(channel: ChildChannel, boot: Boot) -> int:
     """Returns the exit code."""
     assert boot.shard is not None, "a worker is told which shard it is"
-    fs, settings = RealFileSystem(), boot.settings
+    settings = boot.settings
+    fs = file_system(settings.cold_dir)
     root = shard_paths(settings, boot.shard).root
     fs.make_dir(root)
     try:
@@ -46,6 +48,10 @@ def run_worker(channel: ChildChannel, boot: Boot) -> int:
     except DirectoryLocked as err:
         channel.report("failed", reason=str(err), retry=True)
         return Exit.LOCKED
+    except ColdUnreachable as err:
+        log.error("shard.cold_unreachable", extra={"shard": boot.shard, "reason": str(err)})
+        channel.report("failed", reason=str(err), retry=True)
+        return Exit.DISK_FAULT
     except DataDamage as err:
         log.error("shard.damaged", extra={"shard": boot.shard, "reason": str(err)})
         channel.report("failed", reason=str(err), retry=False)
@@ -57,7 +63,7 @@ def run_worker(channel: ChildChannel, boot: Boot) -> int:
         return Exit.DISK_FAULT
 
 
-def _recover(channel: ChildChannel, boot: Boot, fs: RealFileSystem, number: int) -> Shard:
+def _recover(channel: ChildChannel, boot: Boot, fs: FileSystem, number: int) -> Shard:
     last_report = 0.0
     started = time.perf_counter()
 

@@ -396,6 +396,26 @@ class OutOfDescriptors(CorruptSegment):
         return "shard_unavailable", "the shard is short of file descriptors; try again", None
 
 
+class ColdUnreachable(CorruptSegment):
+    """A segment is in a cold tier that does not answer: nothing is known to be wrong with it.
+
+    Among the damages, because whoever can go on without looking into a damaged block can go on here, too.
+    """
+
+    status_hint, retry = 503, Retry.LATER
+
+    def __init__(self, *, path: str, reason: str) -> None:
+        super().__init__(path=path, reason=reason)
+        self.retry_after_ms = 5000
+
+    def public(self) -> tuple[str, str, Detail | None]:
+        return (
+            "shard_unavailable",
+            "these records are in the cold tier, which does not answer; try again",
+            None,
+        )
+
+
 class CorruptSnapshot(DataDamage):
     code = "corrupt_snapshot"
 

@@ -335,7 +335,9 @@ class Settings:
         "A topic is due for sealing when its oldest unsealed record is this old. 0 = off.",
     )
     cold_dir: str | None = _optional_text(
-        _STORAGE, "Directory of the cold tier for old sealed segments. Unset = no cold tier."
+        _STORAGE,
+        "Cold tier for old sealed segments: a directory, or s3://bucket/prefix (endpoint and credentials from the "
+        "AWS_* variables; needs topicsd[s3]). Unset = no cold tier.",
     )
     hot_retain_segments: int = _int(
         _STORAGE,

@@ -21,8 +21,9 @@ import trio
 
 from shard_worker.disk.dir_lock import DirectoryLocked, DirLock
 from shared.errors import BadSetting, DataDamage, DiskFault
+from shared.io.bucket_fs import file_system
 from shared.io.child_channel import HEARTBEAT_S, Boot, StatusLine
-from shared.io.durable_fs import FileSystem, RealFileSystem
+from shared.io.durable_fs import FileSystem
 from shared.settings import SETTINGS, Settings
 from topicsd.child_keeper import ChildKeeper, Condition, Phase
 from topicsd.child_process import ChildProcess, Silence, child_environment
@@ -88,7 +89,7 @@ class Supervisor:
         self._env = child_environment(env, [*secrets, *MANAGER_ENV])
         self._announce = announce
         self._plan = plan or ChildPlan()
-        self._fs: FileSystem = RealFileSystem()
+        self._fs: FileSystem = file_system(settings.cold_dir)
         self._socket_dir = ""
         self._listeners: list[socket.socket] = []
         self._workers: list[ChildKeeper] = []

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from shared.cold_plan import LiveRule, LiveRules
 from shared.errors import CorruptManifest
 from shared.format_errors import FormatError
-from shared.io.durable_fs import FileSystem, RealFileSystem, read_whole
+from shared.io.bucket_fs import file_system
+from shared.io.durable_fs import FileSystem, read_whole
 from shared.manifest import Manifest, decode_manifest
 from shared.snapshot_format import read_snapshot
 from shared.snapshot_items import SnapBegin, SnapEnd, SnapSegments, SnapTopic
@@ -62,7 +63,7 @@ class Places:
 
 def filesystem_for(path: str) -> FileSystem:
     """Where `path` is read from."""
-    return RealFileSystem()
+    return file_system(path)
 
 
 def find_places(fs: FileSystem, path: str, cold: str | None = None) -> Places:

@@ -96,20 +96,27 @@ def describe_verified(file: File, number: int, digest: str) -> ManifestSegment:
     )
 
 
-def forget_cold_segments(
-    fs: FileSystem, cold_directory: str, shard: int, numbers: Collection[int], now_ms: int
-) -> None:
-    """Segments in which nothing lives any more leave the manifest, then the directory."""
-    current, checksum = load_manifest(fs, cold_directory)
-    if current is not None and any(held.number in numbers for held in current.segments):
-        kept = [held for held in current.segments if held.number not in numbers]
-        write_next_manifest(fs, cold_directory, shard, now_ms, current, checksum, kept)
-    directory = f"{cold_directory}/data"
-    for number in numbers:
-        path = f"{directory}/{segment_file_name(number)}"
-        if fs.exists(path):
-            fs.unlink(path)
-    fs.sync_dir(directory)
+@dataclass(slots=True)
+class ForgetJob:
+    """Segments in which nothing lives any more leave the manifest, then the directory. May run in a thread."""
+
+    fs: FileSystem
+    cold_directory: str
+    shard: int
+    numbers: Collection[int]
+    now_ms: int
+
+    def run(self) -> None:
+        fs, directory = self.fs, f"{self.cold_directory}/data"
+        current, checksum = load_manifest(fs, self.cold_directory)
+        if current is not None and any(held.number in self.numbers for held in current.segments):
+            kept = [held for held in current.segments if held.number not in self.numbers]
+            write_next_manifest(fs, self.cold_directory, self.shard, self.now_ms, current, checksum, kept)
+        for number in self.numbers:
+            path = f"{directory}/{segment_file_name(number)}"
+            if fs.exists(path):
+                fs.unlink(path)
+        fs.sync_dir(directory)
 
 
 def _copy(source: File, target: File) -> None:

@@ -20,11 +20,12 @@ from shard_worker.core.shard_state import TIER_COLD, SegmentEntry, ShardState
 from shard_worker.disk.byte_cache import ByteCache
 from shard_worker.disk.wal import Wal
 from shared.columns import COLUMN_ENDS, Columns
-from shared.errors import CorruptFrame, CorruptSegment, OutOfDescriptors
+from shared.errors import ColdUnreachable, CorruptFrame, CorruptSegment, OutOfDescriptors
 from shared.format_errors import BadBytes, FormatError
 from shared.frame import FRAME_MAX_BYTES, Frame, decode_frame
 from shared.int_arrays import dump
 from shared.io.durable_fs import File, FileSystem
+from shared.io.object_store import StoreUnreachable
 from shared.limits import BLOCK_MAX_RECORDS, SEGMENT_MAX_OPEN_FILES
 from shared.segment_index import BlockEntry, SegmentIndex
 from shared.segment_reader import (
@@ -308,6 +309,8 @@ class RecordStore:
         except FormatError as err:
             offset = getattr(err, "offset", None) if block_at is None else block_at
             raise CorruptSegment(path=path, offset=offset, reason=str(err)) from err
+        except StoreUnreachable as err:
+            raise ColdUnreachable(path=path, reason=str(err)) from err
         except OSError as err:
             if err.errno in _OUT_OF_FILES:
                 # Our own shortage, not the file's fault.

@@ -19,11 +19,12 @@ from shard_worker.disk.record_store import RecordStore, segment_number
 from shard_worker.disk.snapshots import SnapshotInfo, load_newest
 from shard_worker.disk.wal import Wal, wal_file_name, wal_file_number
 from shared.control_frames import Synced, decode_control
-from shared.errors import CorruptFrame, CorruptSnapshot, DataDamage, FormatTooNew
+from shared.errors import ColdUnreachable, CorruptFrame, CorruptSnapshot, DataDamage, FormatTooNew
 from shared.file_header import FILE_HEADER_BYTES
 from shared.format_errors import BadBytes, NewerVersion
 from shared.frame import FRAME_MIN_BYTES, TOPIC_ID_AT, Blank, Frame, Kind, decode_frame
 from shared.frame_scan import End, Stop, Torn, find_valid_frame, is_blank, scan_frames
+from shared.io.bucket_fs import for_serving
 from shared.io.durable_fs import File, FileSystem
 from shared.settings import Settings
 from shared.wal_format import JSON_OFFSET, decode_wal_header, lsn_of, split_lsn
@@ -107,7 +108,7 @@ def recover(
     state, snapshot = loaded.state, loaded.info
     wal = Wal(fs, paths.wal, shard=shard, file_bytes=file_bytes)
     store = RecordStore(
-        fs,
+        for_serving(fs),
         wal,
         state,
         shard=shard,
@@ -279,6 +280,10 @@ class _Replay:
                     self.synced = max(self.synced, _synced_upto(found))
             except BadBytes as err:
                 self._suspect(number, found.lsn & 0xFFFFFFFF, str(err), found.topic_id)
+            except ColdUnreachable:
+                # A delete has to look into records that cannot be read now. Without it they would come back, and
+                # nothing is damaged: the next start tries again.
+                raise
             except DataDamage as err:
                 report.damage.append(err)
             if offset >= next_report:

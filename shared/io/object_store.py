@@ -207,7 +207,7 @@ class DirectoryStore(ObjectStore):
 class BucketStore(ObjectStore):
     """A bucket through obstore. Credentials, region and endpoint come from the usual AWS_* variables."""
 
-    def __init__(self, url: str, *, setting: str) -> None:
+    def __init__(self, url: str, *, setting: str, timeout: str = _TIMEOUT, retries: int = _RETRIES) -> None:
         try:
             import obstore
             import obstore.exceptions
@@ -228,8 +228,8 @@ class BucketStore(ObjectStore):
             self._store: Any = obstore.store.S3Store(
                 bucket,
                 prefix=prefix.strip("/") or None,
-                client_options={"timeout": _TIMEOUT, "allow_http": plain.startswith("http://")},
-                retry_config={"max_retries": _RETRIES},
+                client_options={"timeout": timeout, "allow_http": plain.startswith("http://")},
+                retry_config={"max_retries": retries},
             )
         except (self._errors.BaseError, ValueError) as err:
             raise BadSetting(key=setting, source="value", message=f"{url} cannot be used: {err}") from err

@@ -10,10 +10,11 @@ import resource
 import click
 import trio
 
+from shared.errors import BadSetting
 from shared.io.logs import set_up_logging
 from shared.settings import SETTINGS, Settings, is_loopback
 from topicsd.commands.settings_options import refuse, settings_options, settings_or_exit
-from topicsd.exits import StartRefused
+from topicsd.exits import Exit, StartRefused
 from topicsd.supervisor import ChildPlan, Supervisor
 
 log = logging.getLogger(__name__)
@@ -38,9 +39,11 @@ def run_server(settings: Settings, plan: ChildPlan | None = None) -> int:
         if row.secret:
             # They are digests in `settings` by now, and nothing this process starts may inherit them.
             os.environ.pop(row.env, None)
-    supervisor = Supervisor(settings, env=env, announce=_announce, plan=plan)
     try:
+        supervisor = Supervisor(settings, env=env, announce=_announce, plan=plan)
         return trio.run(supervisor.run)
+    except BadSetting as err:
+        refuse(err.message, Exit.BAD_SETTINGS)
     except StartRefused as err:
         refuse(str(err), err.exit_code)
 
