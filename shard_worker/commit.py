@@ -27,6 +27,7 @@ from shard_worker.pending import (
     PendingReplacement,
 )
 from shard_worker.request import Request, Timings
+from shared.api_types import TopicConfig
 from shared.control_frames import Synced, Watermark, encode_control
 from shared.errors import DiskFault, ReadOnlyShard, ShardUnavailable, Throttled, TopicsError
 from shared.frame import Kind
@@ -78,11 +79,11 @@ class Committer:
 
     # --- planning ---------------------------------------------------------------------------------------
 
-    def check_writable(self) -> None:
-        """Refuse early what could not be committed."""
+    def check_writable(self, *, gated: bool = True) -> None:
+        """Refuse early what could not be committed. What waits for no sync needs no room among those that do."""
         if self.read_only is not None:
             raise self.read_only
-        if self.full:
+        if gated and self.full:
             self.throttled += 1
             raise self.refusal()
 
@@ -90,6 +91,12 @@ class Committer:
     def full(self) -> bool:
         """Do so many bytes wait for a sync that no more may be staged?"""
         return self.waiting_bytes > self._settings.max_unsynced_bytes
+
+    def gates(self, topic: Topic | None, config: TopicConfig, count: int) -> bool:
+        """Would so many more records of this topic wait for a sync?"""
+        if topic is None or topic.gated or config.durability == "fsync":
+            return True
+        return topic.staged_head + count > topic.reserved_synced
 
     def refusal(self) -> Throttled:
         """With a guess when there will be room: at the pace of the last syncs; later if the present one stalls."""
@@ -120,13 +127,14 @@ class Committer:
                 build_append_body(pending.first, batch.count, batch.json, reserve, batch.columns, extra),
             )
             pending.json_lsn = pending.lsn + JSON_OFFSET
+        gated = gated or self.gates(topic, topic.planned_config, batch.count)
         topic.staged_head = last
         topic.staged_ts = pending.ts
         topic.pending_records += batch.count
         topic.pending_bytes += pending.size
         if pending.extra.idem is not None:
             self._keyed[topic.id, pending.extra.idem] = pending
-        self._add(pending, topic, gated or durability == "fsync" or last > topic.reserved_synced)
+        self._add(pending, topic, gated)
 
     def _reserve(self, topic: Topic, last: int, count: int, ts: int) -> None:
         """Keep seqs reserved ahead of what is handed out without a sync (docs/decisions/0003-sync-policy.md)."""

@@ -224,9 +224,10 @@ class Engine:
         if topic is not None and config.discard == "reject":
             # Before seqs are planned: it writes, and a write that fails takes back what was staged before.
             self.sweep(topic, now_ms)
-        if write.disable_backpressure and self.commits.full and self.held.hold(request, now_ms):
+        gated = self.commits.full and self.commits.gates(topic, config, len(write.records))
+        if gated and write.disable_backpressure and self.held.hold(request, now_ms):
             return
-        self.commits.check_writable()
+        self.commits.check_writable(gated=gated)
         idem = write.idempotency_key
         if idem is None:
             header = request.option("idem")

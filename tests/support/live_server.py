@@ -18,6 +18,7 @@ from pathlib import Path
 from shared.io.child_channel import socket_path
 from tests.support.api_client import ApiClient, Lane
 from tests.support.server_process import ServerProcess, wait_for
+from tests.support.slow_disk_worker import SLOW_DISK
 
 REAL_CHILDREN = {"worker_module": "shard_worker", "gateway_module": "gateway"}
 
@@ -33,6 +34,7 @@ class LiveServer(ServerProcess):
         restart: Mapping[str, float] | None = None,
         listener: socket.socket | None = None,
         inside: Sequence[str] = (),
+        worker_module: str | None = None,
     ) -> None:
         """`inside`: arguments of a Python program that becomes the server."""
         self.data_dir = data_dir
@@ -47,9 +49,10 @@ class LiveServer(ServerProcess):
             "TOPICS_WAL_SHARDS": str(shards),
         }
         command = ["-m", "topicsd", "serve"]
-        if silence is not None or restart is not None:
+        if silence is not None or restart is not None or worker_module is not None:
+            worker = {} if worker_module is None else {"worker_module": worker_module}
             plan = {
-                "plan": REAL_CHILDREN | {"heartbeat_s": 0.1},
+                "plan": REAL_CHILDREN | worker | {"heartbeat_s": 0.1},
                 "silence": dict(silence or {}),
                 "restart": dict(restart or {}),
             }
@@ -88,11 +91,14 @@ class LiveServer(ServerProcess):
     def socket_path(self, shard: int) -> str:
         return socket_path(str(self.data_dir / "run"), shard)
 
+    def resident_bytes(self, child: str) -> int:
+        pages = Path(f"/proc/{self.child_pid(child)}/statm").read_text().split()[1]
+        return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
     def gateway_usage(self) -> tuple[int, int]:
         """Open descriptors and resident bytes of the gateway."""
         process = Path(f"/proc/{self.child_pid('gateway')}")
-        resident = int((process / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-        return len(list((process / "fd").iterdir())), resident
+        return len(list((process / "fd").iterdir())), self.resident_bytes("gateway")
 
     def failures(self) -> list[dict[str, object]]:
         """What a server in good health never logs."""
@@ -117,4 +123,4 @@ def is_child(pid: int) -> bool:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except (FileNotFoundError, ProcessLookupError):
         return False
-    return b"--status-fd" in words and bool({b"gateway", b"shard_worker"} & set(words))
+    return b"--status-fd" in words and bool({b"gateway", b"shard_worker", SLOW_DISK.encode()} & set(words))

@@ -209,3 +209,21 @@ def test_the_advice_follows_the_pace_of_the_syncs() -> None:
     for _ in range(30):
         sync_takes(60_000.0)
     assert advice() == THROTTLE_RETRY_MAX_MS
+
+
+def test_what_waits_for_no_sync_needs_no_room() -> None:
+    shard = FullShard()
+    shard.put("d")
+    assert shard.append("d", [{"data": 0}]).ok
+    shard.fill()
+    assert refused(shard.impatient("no")) > 0
+    within = shard.start_append("d", [{"data": 1}] * 100)
+    shard.commit()
+    assert within.answer is not None and within.answer.status == 200
+    beyond = shard.start_append("d", [{"data": 2}] * 2000)
+    new = shard.start_append("new", [{"data": 3}])
+    shard.commit()
+    for call in (beyond, new):
+        refused(call)
+    shard.settle()
+    assert shard.state("d").json["count"] == 101 and shard.state("new").status == 404
