@@ -20,6 +20,7 @@ FRAME_HEADER_BYTES = 40
 FRAME_CHECKSUM_BYTES = 8
 FRAME_MIN_BYTES = FRAME_HEADER_BYTES + FRAME_CHECKSUM_BYTES
 FRAME_MAX_BYTES = 256 << 20
+FRAME_LENGTH_AT = 4
 TOPIC_ID_AT = 24
 
 # From here on hashing part by part is cheaper than copying the joined frame once more.

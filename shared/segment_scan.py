@@ -4,7 +4,7 @@ Used by the verify tools and by the nightly job. `verify_segment` never raises o
 of it, and without an index it still finds the blocks by their magic.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from struct import Struct
 
@@ -90,13 +90,22 @@ def _records_of(block: Block) -> Iterator[SegmentRecord]:
         start = end
 
 
-def verify_segment(pread: Pread, size: int, expected_digest: str | None = None) -> SegmentVerdict:
-    """Every checksum, and whether blocks, index, terms and digest agree with each other."""
-    return _Verification(pread, size).run(expected_digest)
+OnBlock = Callable[[int, BlockHeader], None]
+
+
+def verify_segment(
+    pread: Pread, size: int, expected_digest: str | None = None, on_block: OnBlock | None = None
+) -> SegmentVerdict:
+    """Every checksum, and whether blocks, index, terms and digest agree with each other.
+
+    `on_block` hears of every intact block: where it is, and its header.
+    """
+    return _Verification(pread, size, on_block).run(expected_digest)
 
 
 class _Verification:
-    def __init__(self, pread: Pread, size: int) -> None:
+    def __init__(self, pread: Pread, size: int, on_block: OnBlock | None) -> None:
+        self._on_block = on_block
         self._pread = pread
         self._size = size
         self._findings: list[Finding] = []
@@ -151,7 +160,7 @@ class _Verification:
         except FormatError as err:
             self._report(err, entry.offset, entry)
             return
-        self._count(block, stored)
+        self._count(entry.offset, block, stored)
         ranges = {}
         for field in FIELDS:
             values = {value for value in block.columns.values(field) if value is not None}
@@ -161,7 +170,9 @@ class _Verification:
         if _entry_of(entry.offset, block.header, ranges) != entry:
             self._report(BadBytes("block and index disagree"), entry.offset, entry)
 
-    def _count(self, block: Block, stored: bytes) -> None:
+    def _count(self, offset: int, block: Block, stored: bytes) -> None:
+        if self._on_block is not None:
+            self._on_block(offset, block.header)
         self._blocks += 1
         self._records += block.header.count
         self._checksums += (_U64.pack(block.header.checksum), stored[-8:])
@@ -213,7 +224,7 @@ class _Verification:
                     return
                 position = following
             else:
-                self._count(block, stored)
+                self._count(position, block, stored)
                 position += header.length
 
     def _header_at(self, position: int, end: int) -> BlockHeader:

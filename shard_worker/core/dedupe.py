@@ -51,3 +51,9 @@ class DedupeWindow:
     def entries(self) -> list[tuple[str, Remembered]]:
         """Oldest first, as they must be remembered again."""
         return list(self._by_key.items())
+
+    def without(self, first: int, last: int) -> DedupeWindow | None:
+        """The keys of other writes than those of first…last; None if there is none."""
+        twin = DedupeWindow()
+        twin._by_key = {key: held for key, held in self._by_key.items() if not first <= held.first <= last}
+        return twin if twin._by_key else None

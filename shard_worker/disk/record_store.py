@@ -39,7 +39,7 @@ from shared.segment_reader import (
 from shared.segment_terms import Terms, Trailer
 from shared.store_layout import segment_file_name as segment_file_name
 from shared.store_layout import segment_number as segment_number
-from shared.wal_format import FLAG_EXTRA, JSON_OFFSET, LSN_OFFSET_BITS
+from shared.wal_format import FLAG_EXTRA, JSON_OFFSET
 
 _T = TypeVar("_T")
 
@@ -179,8 +179,7 @@ class RecordStore:
             raise self._damaged(lsn, f"cannot be read: {err}") from err
 
     def _damaged(self, lsn: int, reason: str) -> CorruptFrame:
-        path = self._wal.files[lsn >> LSN_OFFSET_BITS].path
-        return CorruptFrame(path=path, offset=lsn & 0xFFFFFFFF, reason=reason)
+        return CorruptFrame(path=self._wal.path_of(lsn), offset=lsn & 0xFFFFFFFF, reason=reason)
 
     def _hot_columns(self, count: int, lsn: int, size: int, flags: int) -> Columns:
         if not flags:

@@ -3,35 +3,40 @@
 The log is one stream over its files. Where it stops being readable, what follows decides (docs/disk-format.md
 §7): nothing valid, or only what was never synced, is a torn tail, which is kept as evidence and cut off; anything
 else is damage, which is reported and stepped over, and leaves the shard read-only.
+
+Where a file of the log is missing or has lost its header, a start is refused. `salvage` steps over that, too: for
+verify and repair, which run recovery on a file system that keeps the changes to itself (shared/io/scratch_fs.py).
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from shard_worker.core.replay import replay_frame
 from shard_worker.core.shard_state import ShardState
-from shard_worker.core.topic import Topic
+from shard_worker.disk.log_damage import LogDamage, LogGap
 from shard_worker.disk.quarantine import quarantine_copy, quarantine_file
 from shard_worker.disk.record_store import RecordStore, segment_number
+from shard_worker.disk.shard_paths import ShardPaths as ShardPaths
+from shard_worker.disk.shard_paths import shard_paths as shard_paths
 from shard_worker.disk.snapshots import SnapshotInfo, load_newest
 from shard_worker.disk.wal import Wal, wal_file_name, wal_file_number
 from shared.control_frames import Synced, decode_control
 from shared.errors import ColdUnreachable, CorruptFrame, CorruptSnapshot, DataDamage, FormatTooNew
 from shared.file_header import FILE_HEADER_BYTES
 from shared.format_errors import BadBytes, NewerVersion
-from shared.frame import FRAME_MIN_BYTES, TOPIC_ID_AT, Blank, Frame, Kind, decode_frame
+from shared.frame import FRAME_LENGTH_AT, FRAME_MIN_BYTES, TOPIC_ID_AT, Blank, Frame, Kind, decode_frame
 from shared.frame_scan import End, Stop, Torn, find_valid_frame, is_blank, scan_frames
 from shared.io.bucket_fs import for_serving
 from shared.io.durable_fs import File, FileSystem
 from shared.settings import Settings
-from shared.wal_format import JSON_OFFSET, decode_wal_header, lsn_of, split_lsn
+from shared.wal_format import decode_wal_header, lsn_of, split_lsn
 
 Progress = Callable[[float], None]
 
 _REWRITE_BYTES = 4 << 20
+_UNKNOWN_FILES = 64
 _FIRST_GROUP_BYTES = 4096
 """A shard's first start writes less than this before its first sync."""
 
@@ -44,6 +49,7 @@ class Report:
     bytes: int = 0
     notes: list[str] = field(default_factory=list)  # normal after a crash: torn tails, leftovers
     damage: list[DataDamage] = field(default_factory=list)
+    log: LogDamage = field(default_factory=LogDamage)
 
 
 @dataclass(slots=True)
@@ -56,35 +62,6 @@ class Recovered:
     report: Report
 
 
-@dataclass(frozen=True, slots=True)
-class ShardPaths:
-    root: str
-    cold: str | None
-
-    @property
-    def wal(self) -> str:
-        return f"{self.root}/wal"
-
-    @property
-    def segments(self) -> str:
-        return f"{self.root}/segments"
-
-    @property
-    def snapshots(self) -> str:
-        return f"{self.root}/snapshots"
-
-    @property
-    def quarantine(self) -> str:
-        return f"{self.root}/quarantine"
-
-
-def shard_paths(settings: Settings, shard: int) -> ShardPaths:
-    name = f"shard-{shard:04d}"
-    return ShardPaths(
-        f"{settings.data_dir}/{name}", f"{settings.cold_dir}/{name}" if settings.cold_dir else None
-    )
-
-
 def recover(
     fs: FileSystem,
     paths: ShardPaths,
@@ -93,6 +70,8 @@ def recover(
     file_bytes: int,
     now_ms: int,
     progress: Progress,
+    *,
+    salvage: bool = False,
 ) -> Recovered:
     report = Report()
     for directory in (paths.wal, paths.segments, paths.snapshots, paths.quarantine):
@@ -117,11 +96,11 @@ def recover(
         cache_bytes=settings.cache_bytes,
     )
     state.source = store
-    replay = _Replay(fs, paths, shard, state, wal, report, progress)
+    replay = _Replay(fs, paths, shard, state, wal, report, progress, salvage=salvage)
     numbers = replay.find_files(snapshot)
     if not numbers:
-        wal.start(1, now_ms)
-        return Recovered(state, wal, store, None, True, report)
+        wal.start(split_lsn(snapshot.end)[0] + 1 if snapshot is not None else 1, now_ms)
+        return Recovered(state, wal, store, snapshot, snapshot is None, report)
     start = snapshot.start if snapshot is not None else lsn_of(numbers[0], FILE_HEADER_BYTES)
     store.verified_from = start
     replay.open_files(numbers)
@@ -137,7 +116,7 @@ def recover(
         # The snapshot speaks of positions behind the end: they must never hold anything else.
         end = lsn_of(split_lsn(snapshot.end)[0] + 1, FILE_HEADER_BYTES)
     clean = snapshot is not None and snapshot.clean and end == snapshot.end
-    replay.name_what_damage_cost()
+    report.damage.extend(gap.as_error(state) for gap in report.log.gaps)
     if report.damage:
         # The snapshot may point into what replay stepped over: look at every batch before it is served.
         store.verified_from = end
@@ -165,6 +144,8 @@ class _Replay:
         wal: Wal,
         report: Report,
         progress: Progress,
+        *,
+        salvage: bool,
     ) -> None:
         self._fs = fs
         self._paths = paths
@@ -173,9 +154,9 @@ class _Replay:
         self._wal = wal
         self._report = report
         self._progress = progress
+        self._salvage = salvage
         self._files: dict[int, File] = {}
         self._headless: dict[int, str] = {}  # files whose header is unreadable, and why
-        self._suspects: list[_Suspect] = []
         self.synced = 0  # everything below was synced by an earlier process
 
     # --- files ------------------------------------------------------------------------------------------
@@ -186,28 +167,46 @@ class _Replay:
         numbers = sorted(number for name in names if (number := wal_file_number(name)) is not None)
         if not numbers:
             if snapshot is not None or self._fs.list_dir(self._paths.snapshots) or self._segment_files():
-                raise CorruptFrame(
-                    path=self._paths.wal, reason="the log is gone, but snapshots or segments exist"
-                )
+                reason = "the log is gone, but snapshots or segments exist"
+                self._refuse(CorruptFrame(path=self._paths.wal, reason=reason))
+                self._end_is_missing(snapshot)
             return []
         first = numbers[-1]
         while first - 1 in numbers:
             first -= 1
         wanted = snapshot.first_file if snapshot is not None else 1
         if first > wanted:
-            missing = wal_file_name(max(number for number in range(wanted, first) if number not in numbers))
-            raise CorruptFrame(path=f"{self._paths.wal}/{missing}", reason="this log file is missing")
+            for missing in sorted(set(range(wanted, first)) - set(numbers), reverse=True):
+                self._refuse(self._missing(missing))
+            first = wanted
         if snapshot is not None:
             self.synced = snapshot.end
             newest = split_lsn(snapshot.end)[0]
+            for missing in range(numbers[-1] + 1, newest + 1):
+                self._refuse(self._missing(missing))
             if numbers[-1] < newest:
-                raise CorruptFrame(
-                    path=f"{self._paths.wal}/{wal_file_name(newest)}", reason="this log file is missing"
-                )
+                self._end_is_missing(snapshot)
         for number in (number for number in numbers if number < first):
             quarantine_file(self._fs, f"{self._paths.wal}/{wal_file_name(number)}", self._paths.quarantine)
             self._report.notes.append(f"log file {number} had been trimmed and was back: moved to quarantine")
         return [number for number in numbers if number >= first]
+
+    def _refuse(self, damage: CorruptFrame) -> None:
+        """A start ends here; a salvage goes on with what there is."""
+        if not self._salvage:
+            raise damage
+        self._report.damage.append(damage)
+
+    def _missing(self, number: int) -> CorruptFrame:
+        return CorruptFrame(
+            path=f"{self._paths.wal}/{wal_file_name(number)}", reason="this log file is missing"
+        )
+
+    def _end_is_missing(self, snapshot: SnapshotInfo | None) -> None:
+        """Nobody knows how much was written behind the snapshot: more than a shard ever keeps, to be safe."""
+        end = snapshot.end if snapshot is not None else lsn_of(1, FILE_HEADER_BYTES)
+        far = lsn_of(split_lsn(end)[0] + _UNKNOWN_FILES, 0)
+        self._report.log.add(LogGap(self._paths.wal, end, far, "the end of the log is missing"), self._state)
 
     def _segment_files(self) -> bool:
         return any(segment_number(name) for name in self._fs.list_dir(self._paths.segments))
@@ -225,12 +224,10 @@ class _Replay:
                 self._headless[number] = str(err)
                 self._files[number] = file
                 continue
-            if header.number != number or header.shard != self._shard:
-                raise CorruptFrame(
-                    path=path,
-                    reason=f"this is file {header.number} of shard {header.shard}, not of this shard",
-                )
             self._files[number] = file
+            if header.number != number or header.shard != self._shard:
+                reason = f"this is file {header.number} of shard {header.shard}, not of this shard"
+                self._refuse(CorruptFrame(path=path, reason=reason))
         self._wal.files = self._files
 
     @property
@@ -246,24 +243,34 @@ class _Replay:
         """Apply everything from `start`; returns the lsn where the log goes on."""
         number, offset = split_lsn(start)
         for headless in [at for at in self._headless if at < number]:
-            raise self._bad_header(headless)
+            self._refuse(self._bad_header(headless))
         total = sum(file.size() for at, file in self._files.items() if at >= number) or 1
         done = 0
+        number, offset = self._next_file(number, offset)
         while number in self._files:
             file = self._files[number]
-            if number in self._headless:
-                self._drop_headless(number)
+            if number in self._headless and not self._readable_all_the_same(number):
                 return lsn_of(number, FILE_HEADER_BYTES)
             stop = self._replay_file(number, file, offset, done, total)
             done += file.size()
             if isinstance(stop.verdict, End) and self._ended(file, stop.offset):
-                number, offset = number + 1, FILE_HEADER_BYTES
+                number, offset = self._next_file(number + 1, FILE_HEADER_BYTES)
                 continue
             resumed = self._behind_a_gap(number, stop)
             if resumed is None:
                 return lsn_of(number, stop.offset)
             number, offset = resumed
         return lsn_of(number, FILE_HEADER_BYTES)
+
+    def _next_file(self, number: int, offset: int) -> tuple[int, int]:
+        """Where to go on; a salvage goes over files that are missing."""
+        later = min((at for at in self._files if at >= number), default=number)
+        if later == number:
+            return number, offset
+        path = f"{self._paths.wal}/{wal_file_name(number)}"
+        gap = LogGap(path, lsn_of(number, offset), lsn_of(later, 0), "this log file is missing")
+        self._report.log.add(gap, self._state)
+        return later, FILE_HEADER_BYTES
 
     def _replay_file(self, number: int, file: File, offset: int, done: int, total: int) -> Stop:
         report = self._report
@@ -274,18 +281,23 @@ class _Replay:
             report.frames += 1
             report.bytes += found.end - offset
             offset = found.end
+            behind_damage = bool(report.log.gaps)
+            holes = report.log.before(self._state, found) if behind_damage else 0
             try:
                 replay_frame(self._state, found)
                 if found.kind == Kind.SYNCED:
                     self.synced = max(self.synced, _synced_upto(found))
             except BadBytes as err:
-                self._suspect(number, found.lsn & 0xFFFFFFFF, str(err), found.topic_id)
+                begin, end = found.lsn & 0xFFFFFFFF, lsn_of(number, found.end)
+                self._add_gap(number, begin, end, str(err), found.topic_id, lone=True)
             except ColdUnreachable:
                 # A delete has to look into records that cannot be read now. Without it they would come back, and
                 # nothing is damaged: the next start tries again.
                 raise
             except DataDamage as err:
                 report.damage.append(err)
+            if behind_damage:
+                report.log.after(self._state, found, holes)
             if offset >= next_report:
                 self._progress(min(1.0, (done + offset) / total))
                 next_report = offset + (8 << 20)
@@ -317,7 +329,9 @@ class _Replay:
         verdict = stop.verdict
         reason = verdict.reason if isinstance(verdict, Torn) else "zeros where a frame was"
         topic_id = self._claimed_topic(number, stop.offset, verdict) if isinstance(verdict, Torn) else 0
-        self._suspect(number, stop.offset, reason, topic_id)
+        length = int.from_bytes(self._files[number].pread(4, stop.offset + FRAME_LENGTH_AT), "little")
+        lone = topic_id > 0 and later == (number, stop.offset + length)
+        self._add_gap(number, stop.offset, lsn_of(*later), reason, topic_id, lone=lone)
         return later
 
     def _claimed_topic(self, number: int, offset: int, verdict: Torn) -> int:
@@ -374,14 +388,18 @@ class _Replay:
             quarantine_file(self._fs, dropped.path, self._paths.quarantine)
             self._report.notes.append(f"log file {later} {why}: moved to quarantine")
 
-    def _drop_headless(self, number: int) -> None:
+    def _readable_all_the_same(self, number: int) -> bool:
         """A file whose header never reached the disk ends the log like a torn tail; any other one is damage."""
         later = self._next_valid(number, 0)
-        if later is not None and self._was_synced(lsn_of(number, 0), later):
-            raise self._bad_header(number)
-        if later is None and number == min(self._files) and not self._never_begun(number):
-            raise self._bad_header(number)
+        if later is not None:
+            damaged = self._was_synced(lsn_of(number, 0), later)
+        else:
+            damaged = number == min(self._files) and not self._never_begun(number)
+        if damaged:
+            self._refuse(self._bad_header(number))
+            return True  # every frame names its file and its place: they do not need the header
         self._drop_files_from(number, "was never synced")
+        return False
 
     def _never_begun(self, number: int) -> bool:
         """The first file of a shard that was cut off in its first start, before anyone was served."""
@@ -391,29 +409,12 @@ class _Replay:
     def _bad_header(self, number: int) -> CorruptFrame:
         return CorruptFrame(path=self._files[number].path, offset=0, reason=self._headless[number])
 
-    def _suspect(self, number: int, offset: int, reason: str, topic_id: int) -> None:
+    def _add_gap(self, number: int, offset: int, end: int, reason: str, topic_id: int, *, lone: bool) -> None:
         topic = self._state.catalog.by_id.get(topic_id)
         head = topic.head if topic is not None else 0
-        lsn = lsn_of(number, offset)
-        self._suspects.append(_Suspect(self._files[number].path, lsn, reason, topic_id, head))
-
-    def name_what_damage_cost(self) -> None:
-        """Turn suspects into findings, now that the seqs behind them are known."""
-        for suspect in self._suspects:
-            topic = self._state.catalog.by_id.get(suspect.topic_id)
-            first = last = None
-            if topic is not None:
-                first, last = suspect.seqs(topic)
-            self._report.damage.append(
-                CorruptFrame(
-                    path=suspect.path,
-                    offset=split_lsn(suspect.lsn)[1],
-                    reason=suspect.reason,
-                    topic=topic.name if topic is not None else None,
-                    first_seq=first,
-                    last_seq=last,
-                )
-            )
+        path = self._files[number].path
+        gap = LogGap(path, lsn_of(number, offset), end, reason, topic_id, head, lone)
+        self._report.log.add(gap, self._state)
 
     def rewrite(self, synced: int, end: int) -> None:
         """Write what nobody has synced once more, if it was read from the page cache of a process that died.
@@ -431,27 +432,6 @@ class _Replay:
             until = stop if number == last else file.size()
             while at < until and (chunk := file.pread(min(_REWRITE_BYTES, until - at), at)):
                 at += file.pwritev([chunk], at)
-
-
-@dataclass(frozen=True, slots=True)
-class _Suspect:
-    """An unreadable place in the log, and what was known when replay came there."""
-
-    path: str
-    lsn: int
-    reason: str
-    topic_id: int  # as the frame claims
-    head: int  # of that topic
-
-    def seqs(self, topic: Topic) -> tuple[int, int | None]:
-        """What was lost: what a snapshot has of the batch, or else the seqs that turned out to be missing."""
-        held = topic.hot.lsn
-        index = bisect_left(held, self.lsn + JSON_OFFSET, topic.hot.start)
-        if index < len(held) and held[index] == self.lsn + JSON_OFFSET:
-            entry = topic.hot.entry(index)
-            return entry.first, entry.last
-        hole = next((hole for hole in topic.holes if hole.first == self.head + 1), None)
-        return self.head + 1, hole.last if hole is not None else None
 
 
 def _synced_upto(frame: Frame) -> int:

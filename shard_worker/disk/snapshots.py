@@ -182,7 +182,7 @@ def load_newest(fs: FileSystem, directory: str, shard: int) -> LoadedSnapshot:
     for number in sorted(filter(None, map(snapshot_number, fs.list_dir(directory))), reverse=True):
         path = f"{directory}/{snapshot_file_name(number)}"
         try:
-            state, info = _load(fs, path, number, shard)
+            state, info = load_snapshot(fs, path, number, shard)
             return LoadedSnapshot(state, info, skipped)
         except (BadBytes, ValueError, OSError) as err:
             if isinstance(err, NewerVersion):
@@ -191,7 +191,8 @@ def load_newest(fs: FileSystem, directory: str, shard: int) -> LoadedSnapshot:
     return LoadedSnapshot(ShardState(), None, skipped)
 
 
-def _load(fs: FileSystem, path: str, number: int, shard: int) -> tuple[ShardState, SnapshotInfo]:
+def load_snapshot(fs: FileSystem, path: str, number: int, shard: int) -> tuple[ShardState, SnapshotInfo]:
+    """What one snapshot holds; BadBytes, ValueError or OSError if it is not whole."""
     state = ShardState()
     info = SnapshotInfo(number, 0, 0)
     topics = []

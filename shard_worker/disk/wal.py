@@ -9,6 +9,8 @@ Layout: docs/disk-format.md §3.
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -225,7 +227,13 @@ class Wal:
     # --- reading and trimming ---------------------------------------------------------------------------
 
     def read(self, lsn: int, length: int) -> bytes:
-        return self.files[lsn >> LSN_OFFSET_BITS].pread(length, lsn & _OFFSET_MASK)
+        file = self.files.get(lsn >> LSN_OFFSET_BITS)
+        if file is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.path_of(lsn))
+        return file.pread(length, lsn & _OFFSET_MASK)
+
+    def path_of(self, lsn: int) -> str:
+        return f"{self._directory}/{wal_file_name(lsn >> LSN_OFFSET_BITS)}"
 
     def trim_below(self, file_no: int) -> list[File]:
         """Remove the files in front of `file_no`. Open descriptors of readers go on working."""

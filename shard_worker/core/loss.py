@@ -1,0 +1,67 @@
+"""Records that are gone for good, taken out of a topic so that its readers are told: a hole in their place.
+
+Only repair does this. Whoever keeps records (a batch, a run) is changed by the caller; here is what all of them share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from shard_worker.core.topic import REASON_MIXED, Topic
+from shared.control_frames import Hole
+
+
+class Lost(NamedTuple):
+    """A new hole, and how many records were in it: others of its seqs may have been deleted before."""
+
+    first: int
+    last: int
+    records: int
+
+
+def lose(topic: Topic, first: int, last: int) -> Iterator[Lost]:
+    """Turn the live seqs of first…last into holes; what was deleted on purpose at either end stays silent."""
+    last = min(last, topic.head)
+    while (first := topic.next_live(first)) <= last:
+        # One hole up to the next one there is: holes never overlap.
+        stop = min([last, *(hole.first - 1 for hole in topic.holes if hole.first > first)])
+        end = stop
+        while not topic.live_between(end, end):
+            end -= 1
+        yield _lose_stretch(topic, first, end)
+        first = stop + 1
+
+
+def _lose_stretch(topic: Topic, first: int, last: int) -> Lost:
+    hole = Hole(first, last, REASON_MIXED)
+    records = topic.live_between(first, last)
+    topic.count -= records
+    if topic.deleted is not None:
+        # A seq is either in a hole or deleted: otherwise it would be subtracted twice from what lives.
+        topic.deleted.forget(first, last)
+    topic.holes = _merged(sorted([*topic.holes, hole]))
+    topic.live_from = topic.next_live(topic.live_from) if topic.count else topic.head + 1
+    topic.removals += 1
+    _forget_traces(topic, first, last)
+    return Lost(first, last, records)
+
+
+def _merged(holes: list[Hole]) -> list[Hole]:
+    joined: list[Hole] = []
+    for hole in holes:
+        if joined and joined[-1].last + 1 == hole.first and joined[-1].reason == hole.reason:
+            joined[-1] = joined[-1]._replace(last=hole.last)
+        else:
+            joined.append(hole)
+    return joined
+
+
+def _forget_traces(topic: Topic, first: int, last: int) -> None:
+    """A client that tries again must not be told that it is done, and nobody gets a job that cannot be read."""
+    if topic.dedupe is not None:
+        topic.dedupe = topic.dedupe.without(first, last)
+    topic.moved = {identity: seq for identity, seq in topic.moved.items() if not first <= seq <= last}
+    if topic.queue is not None:
+        for seq in [seq for seq in topic.queue.jobs if first <= seq <= last]:
+            topic.queue.forget(seq)

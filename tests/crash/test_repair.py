@@ -1,0 +1,387 @@
+"""Verify and repair: damage in every kind of file is found, repaired, told to readers, and never grows.
+
+Repair is judged by what a shard then serves: `expect_whole` opens it, reads everything, compares with what was written
+and asks a reader at seq 0 to account for every seq: as a record, or as part of a tombstone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from shard_worker.disk.repair import RepairReport, repair_shard
+from shard_worker.disk.survey import Survey, survey_shard
+from shared.wal_format import JSON_OFFSET
+from tests.support.fake_disk import FakeDisk, PowerCut
+from tests.support.fault_kit import (
+    COLD_SHARD_DIR,
+    KEEPS,
+    ROOMY,
+    SEGMENTS_DIR,
+    all_frames,
+    appends,
+    cold_path,
+    expect_read_only_for_damage,
+    flip_in_frame,
+    flip_in_segment,
+    reopened,
+    segment_parts,
+    segment_path,
+    snapshot_numbers,
+    snapshot_path,
+    wal_numbers,
+    wal_path,
+)
+from tests.support.shard_driver import ShardDriver, small_limits
+
+TOPICS = ("a", "b")
+Damage = Callable[[ShardDriver], None]
+
+
+def survey(driver: ShardDriver) -> Survey:
+    now = driver.clock.now_ms
+    return survey_shard(
+        driver.disk, driver.settings, 0, now, lambda *_: None, wal_file_bytes=driver.wal_file_bytes
+    )
+
+
+def repair(driver: ShardDriver, *, dry: bool = False) -> RepairReport:
+    now = driver.clock.now_ms
+    return repair_shard(
+        driver.disk, driver.settings, 0, now, lambda *_: None, dry=dry, wal_file_bytes=driver.wal_file_bytes
+    )
+
+
+def content(disk: FakeDisk) -> dict[str, bytes]:
+    return {path: disk.read_file(path) for path in disk.files()}
+
+
+def furnished(*, stop: bool = True, small: bool = False) -> ShardDriver:
+    """Records in the cold tier, in a hot segment, in log files before and behind the newest snapshot."""
+    driver = ShardDriver(wal_file_bytes=4096 if small else ROOMY)
+    for name in TOPICS:
+        driver.put(name, durable=True)
+    for part in range(6):
+        for name in TOPICS:
+            for n in range(4):
+                records = [{"data": f"{name}{part}{n}{i}" + "x" * 20, "tag": f"t{i}"} for i in range(3)]
+                driver.append(name, records)
+        if part in (0, 1, 2):
+            driver.seal()
+        if part in (2, 4):
+            driver.snapshot()
+        if part == 2:
+            driver.relocate()
+    if stop:
+        driver.settle()
+        driver.disk.kill_process()
+    return driver
+
+
+WRITTEN = {
+    name: [f"{name}{part}{n}{i}" + "x" * 20 for part in range(6) for n in range(4) for i in range(3)]
+    for name in TOPICS
+}
+
+
+def story(driver: ShardDriver, topic: str) -> tuple[dict[int, Any], set[int]]:
+    """What a reader from the beginning is told: records by seq, and the seqs in tombstones."""
+    records: dict[int, Any] = {}
+    told: set[int] = set()
+    at = 0
+    while True:
+        answer = driver.read(topic, at, limit=7)
+        if answer["tombstone"] is not None:
+            gap = answer["tombstone"]
+            told |= set(range(gap["gap_from"], gap["gap_to"] + 1))
+        records |= {record["$seq"]: record["data"] for record in answer["records"]}
+        if answer["caught_up"]:
+            return records, told
+        assert answer["next_from_seq"] > at
+        at = answer["next_from_seq"]
+
+
+def expect_whole(driver: ShardDriver, report: RepairReport) -> dict[str, set[int]]:
+    """The repaired shard serves; returns the lost seqs by topic, which are exactly those that were reported."""
+    twin = reopened(driver)
+    twin.reopen()
+    assert twin.shard.report.damage == []
+    lost = {}
+    for name in TOPICS:
+        records, told = story(twin, name)
+        for seq, data in records.items():
+            assert data == WRITTEN[name][seq - 1]
+        lost[name] = set(range(1, len(WRITTEN[name]) + 1)) - records.keys()
+        assert not records.keys() & told
+        assert lost[name] <= told, f"{name}: {sorted(lost[name] - told)} are lost silently"
+        reported = {
+            seq for loss in report.losses if loss.topic == name for seq in range(loss.first, loss.last + 1)
+        }
+        assert reported == told
+        state = twin.state(name).json
+        assert state["count"] == len(records)
+        answer = twin.append(name, [{"data": "after"}])
+        assert answer.ok
+        assert answer.json["first_seq"] > len(WRITTEN[name]), "an acked seq was given out twice"
+    twin.close()
+    assert survey(twin).damage == []
+    return lost
+
+
+def repaired(driver: ShardDriver) -> dict[str, set[int]]:
+    """Damage is found, a dry run changes nothing and says the same, and the repair leaves nothing to find."""
+    assert survey(driver).damage
+    before = content(driver.disk)
+    planned = repair(driver, dry=True)
+    assert content(driver.disk) == before
+    report = repair(driver)
+    assert report.damage and report == planned
+    after = survey(driver)
+    assert after.damage == []
+    evidence = set(content(driver.disk).values())
+    assert set(before.values()) <= evidence, "a file is gone"
+    return expect_whole(driver, report)
+
+
+# --- the log ------------------------------------------------------------------------------------------------
+
+
+def test_a_healthy_shard_is_clean_and_repair_does_nothing() -> None:
+    driver = furnished()
+    before = content(driver.disk)
+    assert survey(driver).damage == []
+    assert repair(driver).clean
+    assert content(driver.disk) == before
+
+
+def test_a_torn_tail_is_a_note() -> None:
+    driver = furnished()
+    frame = all_frames(driver.disk)[-1]
+    driver.disk.overwrite(frame.path, frame.end, b"TFR1 half a frame")
+    found = survey(driver)
+    assert found.damage == [] and any("torn tail" in note for note in found.notes)
+    assert repair(driver).clean
+
+
+def test_a_bad_frame_with_more_behind_it_costs_its_records() -> None:
+    driver = furnished()
+    frame = appends(driver.disk)[-5]
+    flip_in_frame(driver.disk, frame, JSON_OFFSET + 3)
+    twin = reopened(driver)
+    twin.disk = driver.disk.clone().kill_process()
+    twin.reopen()
+    expect_read_only_for_damage(twin)
+    lost = repaired(driver)
+    assert sum(map(len, lost.values())) == 3
+    assert set(range(frame.append.first_seq, frame.append.last_seq + 1)) in lost.values()
+
+
+def test_a_bad_frame_in_front_of_the_snapshot_is_found_too() -> None:
+    """Replay begins behind it, so only a read would have noticed."""
+    driver = furnished()
+    frame = appends(driver.disk)[-16]
+    flip_in_frame(driver.disk, frame, JSON_OFFSET + 3)
+    twin = reopened(driver)
+    twin.disk = driver.disk.clone().kill_process()
+    twin.reopen()
+    assert twin.shard.report.damage == []
+    assert sum(map(len, repaired(driver).values())) == 3
+
+
+def test_the_last_batch_of_a_topic_leaves_a_hole_behind_its_head() -> None:
+    driver = furnished(stop=False)
+    driver.put("c")
+    driver.settle()
+    driver.disk.kill_process()
+    frame = [frame for frame in appends(driver.disk) if frame.append.last_seq == len(WRITTEN["b"])][-1]
+    flip_in_frame(driver.disk, frame, JSON_OFFSET + 3)
+    lost = repaired(driver)
+    assert sum(map(len, lost.values())) == 3
+
+
+def test_a_sector_of_garbage_over_many_frames() -> None:
+    driver = furnished()
+    frame = appends(driver.disk)[-8]
+    driver.disk.overwrite(frame.path, frame.offset + 10, b"\xa5" * 700)
+    lost = repaired(driver)
+    assert sum(map(len, lost.values())) >= 6
+
+
+def test_a_bad_log_header_costs_nothing() -> None:
+    driver = furnished(small=True)
+    number = wal_numbers(driver.disk)[-2]
+    driver.disk.flip_bit(wal_path(number), 17, 0)
+    with pytest.raises(Exception, match="corrupt_frame"):
+        reopened(driver).reopen()
+    driver.disk.kill_process()
+    assert repaired(driver) == {"a": set(), "b": set()}
+
+
+@pytest.mark.parametrize("which", [0, 1, -2])
+def test_a_missing_log_file_costs_what_was_in_it(which: int) -> None:
+    driver = furnished(small=True)
+    number = wal_numbers(driver.disk)[which]
+    gone = [frame.append for frame in appends(driver.disk) if frame.file_no == number]
+    driver.disk.remove(wal_path(number))
+    lost = repaired(driver)
+    assert sum(map(len, lost.values())) <= sum(append.count for append in gone)
+
+
+def test_without_any_log_the_snapshot_and_the_segments_serve() -> None:
+    driver = furnished()
+    for number in wal_numbers(driver.disk):
+        driver.disk.remove(wal_path(number))
+    lost = repaired(driver)
+    assert lost["a"] and min(lost["a"]) > 36
+
+
+# --- snapshots ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_bad_snapshot_is_moved_aside(which: int) -> None:
+    driver = furnished()
+    path = snapshot_path(snapshot_numbers(driver.disk)[which])
+    driver.disk.flip_bit(path, 200, 1)
+    assert repaired(driver) == {"a": set(), "b": set()}
+
+
+# --- segments and the cold tier -----------------------------------------------------------------------------
+
+
+def hot_segment(driver: ShardDriver) -> str:
+    return f"{SEGMENTS_DIR}/{driver.disk.list_dir(SEGMENTS_DIR)[-1]}"
+
+
+def test_a_bad_block_costs_its_records_and_no_others() -> None:
+    with small_limits():
+        driver = furnished()
+        path = hot_segment(driver)
+        block = segment_parts(driver.disk, path).blocks[1]
+        flip_in_segment(driver.disk, path, block.offset + block.length - 12)
+        lost = repaired(driver)
+    assert sorted(map(len, lost.values())) == [0, block.count]
+    assert set(range(block.first, block.last + 1)) in lost.values()
+
+
+@pytest.mark.parametrize("part", ["header", "index", "terms", "trailer"])
+def test_damage_around_the_blocks_costs_nothing(part: str) -> None:
+    driver = furnished()
+    path = hot_segment(driver)
+    parts = segment_parts(driver.disk, path)
+    at = {
+        "header": 20,
+        "index": parts.trailer.index_at + 5,
+        "terms": parts.trailer.terms_at + 9,
+        "trailer": parts.size - 30,
+    }
+    flip_in_segment(driver.disk, path, at[part])
+    assert repaired(driver) == {"a": set(), "b": set()}
+
+
+def test_a_missing_segment_costs_all_of_it() -> None:
+    driver = furnished()
+    path = hot_segment(driver)
+    records = sum(block.count for block in segment_parts(driver.disk, path).blocks)
+    driver.disk.remove(path)
+    lost = repaired(driver)
+    assert sum(map(len, lost.values())) == records
+
+
+def test_a_bad_cold_segment_is_rewritten_and_leaves_the_manifest() -> None:
+    with small_limits():
+        driver = furnished()
+        path = cold_path(1)
+        block = segment_parts(driver.disk, path).blocks[0]
+        flip_in_segment(driver.disk, path, block.offset + block.length - 12)
+        lost = repaired(driver)
+    assert sum(map(len, lost.values())) == block.count
+    assert f"{COLD_SHARD_DIR}/quarantine/0000000001.seg.1" in driver.disk.files()
+
+
+def test_an_intact_copy_in_the_other_tier_takes_over() -> None:
+    driver = furnished()
+    driver.disk.place(segment_path(1), driver.disk.read_file(cold_path(1)))
+    flip_in_segment(driver.disk, cold_path(1), 100)
+    assert repaired(driver) == {"a": set(), "b": set()}
+
+
+def test_a_cold_tier_that_is_not_there_is_not_declared_lost() -> None:
+    driver = furnished()
+    for path in driver.disk.files("/cold"):
+        driver.disk.remove(path)
+    before = content(driver.disk)
+    driver.settings = replace(driver.settings, cold_dir="/elsewhere")
+    with pytest.raises(Exception, match="mount it"):
+        repair(driver)
+    assert content(driver.disk) == before
+
+
+def test_a_bad_manifest_is_replaced() -> None:
+    driver = furnished()
+    newest = max(name for name in driver.disk.list_dir(COLD_SHARD_DIR) if name.startswith("manifest"))
+    driver.disk.flip_bit(f"{COLD_SHARD_DIR}/{newest}", 150, 2)
+    assert repaired(driver) == {"a": set(), "b": set()}
+
+
+# --- killed while repairing ---------------------------------------------------------------------------------
+
+
+def badly_hurt() -> ShardDriver:
+    """Damage in a log file in front of the snapshot and behind it, in a segment of each tier, and in the manifest."""
+    driver = furnished()
+    for frame in (appends(driver.disk)[-16], appends(driver.disk)[-5]):
+        flip_in_frame(driver.disk, frame, JSON_OFFSET + 3)
+    for path in (hot_segment(driver), cold_path(1)):
+        block = segment_parts(driver.disk, path).blocks[0]
+        flip_in_segment(driver.disk, path, block.offset + block.length - 12)
+    newest = max(name for name in driver.disk.list_dir(COLD_SHARD_DIR) if name.startswith("manifest"))
+    driver.disk.flip_bit(f"{COLD_SHARD_DIR}/{newest}", 150, 2)
+    return driver
+
+
+def test_a_repair_that_is_killed_anywhere_is_finished_by_the_next_and_costs_no_more() -> None:
+    with small_limits():
+        hurt = badly_hurt()
+        original = set(content(hurt.disk).values())
+        uncut = reopened(hurt)
+        uncut.disk = hurt.disk.clone()
+        wanted = expect_whole(uncut, repair(uncut))
+        assert 0 < sum(map(len, wanted.values())) < 40
+        step = 0
+        while True:
+            step += 1
+            driver = reopened(hurt)
+            driver.disk = hurt.disk.clone()
+            driver.disk.crash_after(step, half=True, seed=step)
+            try:
+                repair(driver)
+            except PowerCut:
+                pass
+            else:
+                break
+            keep, seed = KEEPS[step % len(KEEPS)]
+            driver.disk.lose_power(seed + step, keep)
+            repair(driver)
+            assert survey(driver).damage == []
+            kept = set(content(driver.disk).values())
+            assert original <= kept, f"step {step}: evidence is gone"
+            assert served(driver) == wanted, f"step {step}"
+        assert step > 30
+
+
+def served(driver: ShardDriver) -> dict[str, set[int]]:
+    """The lost seqs by topic, of which readers are told."""
+    driver.reopen()
+    assert driver.shard.report.damage == []
+    lost = {}
+    for name in TOPICS:
+        records, told = story(driver, name)
+        assert all(data == WRITTEN[name][seq - 1] for seq, data in records.items())
+        lost[name] = set(range(1, len(WRITTEN[name]) + 1)) - records.keys()
+        assert lost[name] <= told
+    assert driver.append("a", [{"data": "after"}]).ok
+    return lost
