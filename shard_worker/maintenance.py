@@ -90,6 +90,14 @@ class Maintenance:
             self._watch_space()  # not only with the first tick: until then writes would be taken
 
     @property
+    def fs(self) -> FileSystem:
+        return self._fs
+
+    @property
+    def paths(self) -> ShardPaths:
+        return self._paths
+
+    @property
     def segments_directory(self) -> str:
         return self._paths.segments
 

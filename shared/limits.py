@@ -263,3 +263,6 @@ MOVED_IDENTITIES_MAX: Final = 10_000
 
 LINK_TURN_MAX_BYTES: Final = 16 * MiB
 """Bytes of answers to one link in one turn; requests beyond that wait for the next turn."""
+
+INSPECT_MAX_BYTES: Final = 1 * MiB
+"""Bytes of records or log that one answer to an inspection looks at; the rest is for the next page."""

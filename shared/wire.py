@@ -42,6 +42,7 @@ class Op:
     LEASES: Final = 34
     REDRIVE: Final = 35
     APPEND_MOVED: Final = 36
+    INSPECT: Final = 50
 
 
 # Steering messages: they must get through when every credit is taken by the requests they are about.

@@ -12,7 +12,10 @@ import click
 # Name of the subcommand → the module that has it, under the same name.
 _COMMANDS = {
     "config": "topicsd.commands.config",
+    "repair": "topicsd.commands.repair",
     "serve": "topicsd.commands.serve",
+    "shard": "topicsd.commands.shard",
+    "verify": "topicsd.commands.verify",
 }
 
 

@@ -33,6 +33,16 @@ class _FormatOnly(msgspec.Struct):
 
 def open_store(fs: FileSystem, data_dir: str, *, shards: int) -> Store:
     """The store of this directory; a new directory becomes one of `shards` shards."""
+    known = load_store(fs, data_dir)
+    if known is not None:
+        return known
+    store = Store(format=STORE_FORMAT, shards=shards)
+    save_store(fs, data_dir, store)
+    return store
+
+
+def load_store(fs: FileSystem, data_dir: str) -> Store | None:
+    """The store of this directory; None if there is none."""
     path = os.path.join(data_dir, STORE_NAME)
     if fs.exists(path):
         return _decode(path, read_whole(fs, path))
@@ -43,9 +53,7 @@ def open_store(fs: FileSystem, data_dir: str, *, shards: int) -> Store:
             f"{path} is missing, but {found[0]} is there: restore the file (it names the format version and "
             f'the number of shards, as in {{"format":{STORE_FORMAT},"shards":{len(found)}}})',
         )
-    store = Store(format=STORE_FORMAT, shards=shards)
-    save_store(fs, data_dir, store)
-    return store
+    return None
 
 
 def save_store(fs: FileSystem, data_dir: str, store: Store) -> None:

@@ -33,6 +33,7 @@ from shard_worker.disk.snapshots import (
 from shard_worker.disk.survey import Survey, survey_shard
 from shard_worker.disk.verify import Progress
 from shard_worker.disk.wal import Wal, wal_file_name, wal_file_number
+from shared.compaction import COMPACTED_FROM
 from shared.control_frames import Hole
 from shared.io.durable_fs import FileSystem
 from shared.io.scratch_fs import ScratchFileSystem
@@ -181,7 +182,8 @@ class _Repair:
             directories.append(f"{self._paths.cold}/data")
         for directory in directories:
             numbers = [segment_number(name) or 0 for name in self._fs.list_dir(directory)]
-            state.last_segment = max([state.last_segment, *numbers])
+            sealed = [number for number in numbers if number < COMPACTED_FROM]
+            state.last_segment = max([state.last_segment, *sealed])
 
     def _note_log_losses(self) -> None:
         log = self._survey.recovered.report.log

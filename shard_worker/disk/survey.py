@@ -9,15 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from shard_worker.core.shard_state import ShardState
 from shard_worker.core.topic import Run, Topic
 from shard_worker.disk.recovery import Recovered, recover
 from shard_worker.disk.shard_paths import ShardPaths, shard_paths
 from shard_worker.disk.verify import Progress, SegmentFact, ShardFacts, Verification
-from shared.errors import CorruptSegment, DataDamage
+from shard_worker.disk.wal import wal_file_number
+from shared.errors import CorruptFrame, CorruptSegment, DataDamage
 from shared.io.durable_fs import FileSystem
 from shared.io.scratch_fs import ScratchFileSystem
 from shared.limits import WAL_FILE_BYTES
 from shared.settings import Settings
+from shared.wal_format import JSON_OFFSET, lsn_of
 
 
 @dataclass(slots=True)
@@ -46,6 +49,7 @@ def survey_shard(
     check = Verification(scratch, paths, shard, facts_of(recovered), progress)
     check.run()
     _check_runs(recovered, check)
+    check.damage = [_named(damage, check, recovered.state) for damage in check.damage]
     found: dict[tuple[str, int | None, int | None], DataDamage] = {}
     for each in (*recovered.report.damage, *check.damage):
         # Replay knows whose frame it was, so its word comes first.
@@ -84,6 +88,30 @@ def facts_of(recovered: Recovered) -> ShardFacts:
         },
         names={topic.id: topic.name for topic in state.catalog.by_id.values()},
     )
+
+
+def _named(damage: DataDamage, check: Verification, state: ShardState) -> DataDamage:
+    """An unreadable place in the log, with the topic and seqs that a snapshot knows to be there."""
+    if not isinstance(damage, CorruptFrame) or damage.offset is None or damage.topic is not None:
+        return damage
+    number = wal_file_number(damage.path.rpartition("/")[2]) or 0
+    gap = next((gap for gap in check.gaps if gap[0] == lsn_of(number, damage.offset)), None)
+    if gap is None:
+        return damage
+    for topic in state.catalog.by_id.values():
+        hot = topic.hot
+        for index in range(hot.start, len(hot.first)):
+            if gap[0] <= hot.lsn[index] - JSON_OFFSET < gap[1]:
+                entry = hot.entry(index)
+                return CorruptFrame(
+                    path=damage.path,
+                    offset=damage.offset,
+                    reason=damage.reason,
+                    topic=topic.name,
+                    first_seq=entry.first,
+                    last_seq=entry.last,
+                )
+    return damage
 
 
 def _check_runs(recovered: Recovered, check: Verification) -> None:

@@ -120,6 +120,11 @@ class Wal:
         return lsn_of(self._file_no, self._offset)
 
     @property
+    def written(self) -> int:
+        """Everything below this lsn is in the files; behind it may be staged frames."""
+        return lsn_of(self._parts[0].file_no, self._parts[0].offset) if self._parts else self.end
+
+    @property
     def directory(self) -> str:
         return self._directory
 

@@ -17,6 +17,7 @@ from collections.abc import Callable
 import trio
 import trio.lowlevel
 
+from shard_worker.inspection import answer, view_of_shard
 from shard_worker.metrics import worker_metrics
 from shard_worker.pressure import LoopLag, Signals
 from shard_worker.request import Request
@@ -25,7 +26,8 @@ from shard_worker.serve.peers import PeerLinks
 from shard_worker.serve.pushes import Pushes
 from shard_worker.serve.served_files import ServedFiles
 from shard_worker.shard import Shard, topicsd_version
-from shared.errors import DataDamage, ShuttingDown
+from shared.cbor_body import dump_map
+from shared.errors import DataDamage, Internal, ShuttingDown, TopicsError
 from shared.limits import (
     COMMIT_WINDOW_MAX_BYTES,
     PRESSURE_SAMPLE_MS,
@@ -267,12 +269,27 @@ class TurnLoop:
         request = Request(link, message.id, message.op, message.topic, message.body, options)
         if message.op == Op.METRICS:
             request.sink.answer(request.id, 200, worker_metrics(self._shard))
+        elif message.op == Op.INSPECT:
+            self._inspect(request)
         elif message.op in _SUBSCRIPTIONS:
             self._subscription(link, message)
         elif self._draining and message.op not in (Op.PING, Op.CANCEL):
             request.fail(ShuttingDown())
         else:
             self._engine.submit(request)
+
+    def _inspect(self, request: Request) -> None:
+        options = request.options or {}
+        try:
+            found = answer(view_of_shard(self._shard), str(options.get("question")), options)
+        except TopicsError as err:
+            request.fail(err)
+        except Exception as err:
+            # Somebody looks because something is wrong: whatever they meet must not cost the shard.
+            self._log_failure(f"inspection {options.get('question')}: {err!r}")
+            request.fail(Internal(f"inspection: {err!r}"))
+        else:
+            request.sink.answer(request.id, 200, dump_map(found))
 
     def _subscription(self, link: Link, message: WireRequest) -> None:
         pushes, name, body, strong = self._pushes, message.topic, b"", False

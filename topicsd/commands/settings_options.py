@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
 import click
@@ -18,8 +18,17 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def settings_options(command: F) -> F:
     """Adds `--config` and a flag per setting; the command gets `config_file` and one argument per flag."""
+    return some_settings(*(row.name for row in SETTINGS if row.flag is not None))(command)
+
+
+def some_settings(*names: str) -> Callable[[F], F]:
+    """Adds `--config` and the flags of these settings."""
+    return lambda command: _with_options(command, names)
+
+
+def _with_options(command: F, names: Sequence[str]) -> F:
     # Backwards, because each decorator puts its option in front of the ones before it.
-    for row in reversed([row for row in SETTINGS if row.flag is not None]):
+    for row in reversed([row for row in SETTINGS if row.name in names]):
         command = _option(row)(command)
     config = click.option(
         "--config",
