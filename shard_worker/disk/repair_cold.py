@@ -9,6 +9,7 @@ from shard_worker.disk.survey import Survey
 from shared.errors import CorruptSegment
 from shared.io.durable_fs import FileSystem, read_whole
 from shared.io.manifest_files import write_next_manifest
+from shared.io.object_store import is_bucket
 from shared.manifest import Manifest, manifest_checksum, manifest_name
 
 
@@ -24,7 +25,7 @@ def require_cold_tier(survey: Survey) -> None:
         raise CorruptSegment(
             path=segment_file_name(cold[0].number), reason="it is in the cold tier: say where with --cold-dir"
         )
-    if not survey.scratch.exists(directory):
+    if not is_bucket(directory) and not survey.scratch.exists(directory):
         raise CorruptSegment(
             path=directory, reason="the cold tier is not there: mount it, or restore it from a backup"
         )

@@ -15,7 +15,7 @@ from shard_worker.disk.recovery import Recovered, recover
 from shard_worker.disk.shard_paths import ShardPaths, shard_paths
 from shard_worker.disk.verify import Progress, SegmentFact, ShardFacts, Verification
 from shard_worker.disk.wal import wal_file_number
-from shared.errors import CorruptFrame, CorruptSegment, DataDamage
+from shared.errors import ColdUnreachable, CorruptFrame, CorruptSegment, DataDamage
 from shared.io.durable_fs import FileSystem
 from shared.io.scratch_fs import ScratchFileSystem
 from shared.limits import WAL_FILE_BYTES
@@ -123,6 +123,8 @@ def _check_runs(recovered: Recovered, check: Verification) -> None:
                 continue
             try:
                 missing = list(uncovered(recovered, topic, run))
+            except ColdUnreachable:
+                raise  # nobody knows what is in there
             except DataDamage as err:
                 check.bad_segments.add(run.segment)
                 check.damage.append(err)

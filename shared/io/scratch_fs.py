@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from shared.io.durable_fs import File, FileSystem
+from shared.io.object_store import is_bucket
 
 _PAGE_BYTES = 1 << 16
 
@@ -165,19 +166,21 @@ class ScratchFileSystem(FileSystem):
         return self._below.boot_id()
 
     def free_bytes(self, path: str) -> int:
-        while not self._below.exists(path) and path not in ("", "/", "."):
+        while not is_bucket(path) and not self._below.exists(path) and path not in ("", "/", "."):
             path = os.path.dirname(path)
         return self._below.free_bytes(path or ".")
 
     def make_dir(self, path: str) -> None:
-        path = os.path.abspath(path)
+        if is_bucket(path):
+            return
+        path = _place(path)
         while path not in self._made and not self._below.exists(path):
             self._made.add(path)
             path = os.path.dirname(path)
 
     def list_dir(self, path: str) -> list[str]:
         names = set(self._below.list_dir(path))
-        directory = os.path.abspath(path)
+        directory = _place(path)
         for changed, content in self._changed.items():
             parent, name = os.path.split(changed)
             if parent == directory:
@@ -186,7 +189,7 @@ class ScratchFileSystem(FileSystem):
         return sorted(names)
 
     def exists(self, path: str) -> bool:
-        place = os.path.abspath(path)
+        place = _place(path)
         if place in self._changed:
             return self._changed[place] is not None
         return place in self._made or self._below.exists(path)
@@ -194,7 +197,7 @@ class ScratchFileSystem(FileSystem):
     def create(self, path: str) -> File:
         if self.exists(path):
             _fail(errno.EEXIST, path)
-        content = self._changed[os.path.abspath(path)] = _Content(self._below, None)
+        content = self._changed[_place(path)] = _Content(self._below, None)
         return ScratchFile(content, path, write=True)
 
     def open(self, path: str, *, write: bool = False) -> File:
@@ -203,7 +206,7 @@ class ScratchFileSystem(FileSystem):
     def rename(self, old: str, new: str) -> None:
         content = self._find(old)
         self._forget(old)
-        self._changed[os.path.abspath(new)] = content
+        self._changed[_place(new)] = content
 
     def rename_new(self, old: str, new: str) -> None:
         if self.exists(new):
@@ -219,7 +222,7 @@ class ScratchFileSystem(FileSystem):
         pass
 
     def _find(self, path: str) -> _Content:
-        place = os.path.abspath(path)
+        place = _place(path)
         if place in self._changed:
             content = self._changed[place]
             if content is None:
@@ -230,9 +233,14 @@ class ScratchFileSystem(FileSystem):
         return self._read[place]
 
     def _forget(self, path: str) -> None:
-        place = os.path.abspath(path)
+        place = _place(path)
         self._read.pop(place, None)
         self._changed[place] = None
+
+
+def _place(path: str) -> str:
+    """One spelling for every path."""
+    return path.rstrip("/") if is_bucket(path) else os.path.abspath(path)
 
 
 def _fail(number: int, path: str) -> NoReturn:

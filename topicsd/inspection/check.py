@@ -9,7 +9,7 @@ from shard_worker.disk.shard_paths import shard_paths
 from shard_worker.disk.survey import survey_shard
 from shard_worker.disk.verify import Progress, SegmentFact, ShardFacts, Verification
 from shard_worker.inspection_log import lsn_from_text
-from shared.errors import CorruptFrame, DataDamage, FormatTooNew
+from shared.errors import ColdUnreachable, CorruptFrame, DataDamage, FormatTooNew
 from topicsd.inspection.live import LiveShard
 from topicsd.inspection.questions import AskFailed, pages
 from topicsd.inspection.store import StoreView, now_ms
@@ -51,7 +51,7 @@ def check_shard(store: StoreView, shard: int, progress: Progress) -> ShardCheck:
             why = f"process {holder} holds it and does not answer: it may be replaying its log, so try again"
             return ShardCheck(shard, "none", error=why)
         return _check_stopped(store, shard, progress)
-    except FormatTooNew as err:
+    except (FormatTooNew, ColdUnreachable) as err:
         return ShardCheck(shard, "none", error=str(err))
     except (AskFailed, OSError) as err:
         return ShardCheck(shard, "none", error=str(err))

@@ -15,9 +15,10 @@ from shard_worker.disk.dir_lock import LOCK_NAME
 from shard_worker.disk.shard_paths import shard_paths
 from shard_worker.disk.survey import recover_aside
 from shard_worker.inspection import Answer, Options, ShardView, answer, view_of_files
-from shared.errors import TopicsError
+from shared.errors import BadSetting, TopicsError
+from shared.io.bucket_fs import file_system
 from shared.io.child_channel import socket_path
-from shared.io.durable_fs import FileSystem, RealFileSystem
+from shared.io.durable_fs import FileSystem
 from shared.io.scratch_fs import ScratchFileSystem
 from shared.routing import shard_for
 from shared.settings import Settings
@@ -108,7 +109,10 @@ class StoreView:
 
 
 def open_store_view(settings: Settings) -> StoreView:
-    fs = RealFileSystem()
+    try:
+        fs = file_system(settings.cold_dir)
+    except BadSetting as err:
+        raise AskFailed(err.message) from err
     try:
         store = load_store(fs, settings.data_dir)
     except StartRefused as err:
