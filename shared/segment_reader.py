@@ -47,7 +47,7 @@ def read_terms(pread: Pread, trailer: Trailer) -> Terms:
 
 def read_block(pread: Pread, entry: BlockEntry) -> Block:
     block = decode_block(memoryview(_exactly(pread, entry.length, entry.offset)))
-    _check_entry(block, entry)
+    check_entry(block, entry)
     return block
 
 
@@ -60,11 +60,11 @@ def read_block_columns(pread: Pread, entry: BlockEntry) -> BlockColumns:
     if len(start) < wanted:
         start = _exactly(pread, wanted, entry.offset)
     block = decode_block_columns(memoryview(start))
-    _check_entry(block, entry)
+    check_entry(block, entry)
     return block
 
 
-def _check_entry(block: BlockColumns, entry: BlockEntry) -> None:
+def check_entry(block: BlockColumns, entry: BlockEntry) -> None:
     """A block that is intact but not the one the index means must not be served for it."""
     header = block.header
     found = (

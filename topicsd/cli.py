@@ -11,6 +11,7 @@ import click
 
 # Name of the subcommand → the module that has it, under the same name.
 _COMMANDS = {
+    "cold": "topicsd.commands.cold",
     "config": "topicsd.commands.config",
     "repair": "topicsd.commands.repair",
     "serve": "topicsd.commands.serve",
