@@ -67,12 +67,12 @@ def copy_store(paths: StorePaths, target: Path) -> StorePaths:
 
 def cold_segments(paths: StorePaths) -> list[str]:
     directory = f"{paths.cold_shard}/data"
-    return [f"{directory}/{name}" for name in sorted(os.listdir(directory))]
+    return [f"{directory}/{name}" for name in FS.list_dir(directory)]
 
 
 def hot_segments(paths: StorePaths) -> list[str]:
     directory = f"{paths.shard}/segments"
-    return [f"{directory}/{name}" for name in sorted(os.listdir(directory))]
+    return [f"{directory}/{name}" for name in FS.list_dir(directory)]
 
 
 def is_intact(path: str) -> bool:
