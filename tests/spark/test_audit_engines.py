@@ -29,7 +29,7 @@ def generated(directory: Path, seed: int) -> StorePaths:
     rng = random.Random(seed)
     names = [f"topic-{number}" for number in range(rng.randint(2, 6))]
     with store_in(directory, hot_retain_segments=rng.randint(1, 2)) as (driver, paths):
-        driver.put("capped", cap_records=30)
+        driver.put("capped", cap_records=60)
         for _ in range(rng.randint(3, 6)):
             for name in [*rng.sample(names, 2), "capped"]:
                 driver.append(name, rows(1, rng.choice([1, 5, 40])))

@@ -131,6 +131,7 @@ def test_the_code_that_is_shipped_is_complete_without_this_directory(tmp_path: P
 
 
 def test_serving_loads_neither_spark_nor_arrow() -> None:
-    script = "import sys, topicsd.commands.serve, topicsd.commands.cold; print(sorted({'pyspark', 'pyarrow', 'py4j'} & set(sys.modules)))"
+    modules = "topicsd.commands.serve, topicsd.commands.cold"
+    script = f"import sys, {modules}; print(sorted({{'pyspark', 'pyarrow', 'py4j'}} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
