@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shared.audit_findings import Finding
+from shared.compaction import COMPACTED_FROM
 from shared.manifest import Manifest
 from shared.snapshot_items import SnapSegments
 from shared.store_layout import manifest_generation, segment_file_name, segment_number
@@ -33,6 +34,8 @@ class ShardListing:
     cold_directory: str | None
     hot: Collection[str]
     cold: Collection[str]
+    adopting: bool = False
+    """A compaction has handed segments over, and they are not in the manifest yet."""
 
     def path(self, tier: str, name: str) -> str:
         return f"{self.directory}/segments/{name}" if tier == HOT else f"{self.cold_directory}/data/{name}"
@@ -62,12 +65,18 @@ def plan_files(
     table: SnapSegments | None,
     used: Collection[int],
     manifest: Manifest | None,
+    kept: Collection[int] = (),
 ) -> FilePlan:
-    """What is there against what the newest snapshot and the newest manifest record."""
+    """What is there against what the newest snapshot and the newest manifest record.
+
+    `used`: segments that live records are served from; `kept`: what the snapshot before still lists.
+    """
     plan = FilePlan()
     recorded = expected_segments(table, used)
     in_manifest = {held.number for held in manifest.segments} if manifest is not None else set()
     next_segment = table.next_segment if table is not None else 0
+    # A manifest with compacted segments that the snapshot does not know is younger: others made room for them.
+    replaced = any(number >= COMPACTED_FROM and number not in recorded for number in in_manifest)
     for tier, names in ((HOT, listing.hot), (COLD, listing.cold)):
         for name in sorted(names):
             number = segment_number(name)
@@ -79,8 +88,12 @@ def plan_files(
                 continue
             expected = recorded.get(number)
             if tier == COLD and number not in in_manifest:
-                reason = "in the cold directory, and the manifest does not name it"
-                plan.findings.append(_of_file("orphan_file", reason, path, listing.shard, number))
+                kind, reason = "orphan_file", "in the cold directory, and the manifest does not name it"
+                if number in recorded or number in kept:
+                    kind, reason = "leftover_file", "replaced; a snapshot that is kept may still need it"
+                elif listing.adopting and number >= COMPACTED_FROM:
+                    kind, reason = "leftover_file", "made by a compaction that is being adopted"
+                plan.findings.append(_of_file(kind, reason, path, listing.shard, number))
             elif tier == HOT and expected is None and table is not None and number < next_segment:
                 reason = "the snapshot knows of no such segment"
                 plan.findings.append(_of_file("orphan_file", reason, path, listing.shard, number))
@@ -93,12 +106,7 @@ def plan_files(
         present = name in listing.hot or name in listing.cold
         if expected.needed and not present:
             plan.missing.append((listing.path(expected.tier, name), expected))
-        elif (
-            expected.needed
-            and expected.tier == COLD
-            and number not in in_manifest
-            and name not in listing.hot
-        ):
+        elif expected.needed and expected.tier == COLD and number not in in_manifest and not replaced:
             reason = f"segment {number} is in the cold tier by the snapshot, and no manifest names it"
             path = listing.path(COLD, name)
             plan.findings.append(_of_file("manifest_disagrees", reason, path, listing.shard, number))

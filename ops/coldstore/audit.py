@@ -161,7 +161,7 @@ class Audit:
         options = self._options
         with self._stage("plan"):
             views = [view_shard(self._fs, options.data_dir, options.cold_dir, shard) for shard in shards]
-            plans = [plan_files(view.listing, *_recorded(view), view.manifest) for view in views]
+            plans = [plan_files(view.listing, *_recorded(view), view.manifest, _kept(view)) for view in views]
             wanted = [
                 (path, view.shard, number)
                 for view, plan in zip(views, plans, strict=True)
@@ -257,6 +257,14 @@ def _recorded(view: ShardView) -> tuple[SnapSegments | None, frozenset[int]]:
     if view.newest is None:
         return None, frozenset()
     return view.newest.table, frozenset(run.segment for topic in view.newest.topics for run in topic.sealed)
+
+
+def _kept(view: ShardView) -> frozenset[int]:
+    return (
+        frozenset(held.number for held in view.older.table.segments)
+        if view.older is not None
+        else frozenset()
+    )
 
 
 def _segment_row(outcome: ShardOutcome, number: int) -> SegmentRow:

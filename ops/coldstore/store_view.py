@@ -16,6 +16,7 @@ from shared.audit_findings import Finding
 from shared.format_errors import FormatError
 from shared.io.durable_fs import FileSystem, read_whole
 from shared.manifest import Manifest, decode_manifest, manifest_checksum
+from shared.staged import STAGED_ENDING
 from shared.store_layout import (
     manifest_generation,
     shard_dir_name,
@@ -89,7 +90,9 @@ def view_shard(fs: FileSystem, data_dir: str, cold_dir: str | None, shard: int) 
     snapshots = _snapshots(fs, f"{directory}/snapshots", shard, findings)
     manifests = {} if cold is None else _manifests(filesystem_for(cold), cold)
     names = [] if cold is None else filesystem_for(cold).list_dir(f"{cold}/data")
-    listing = ShardListing(shard, directory, cold, fs.list_dir(f"{directory}/segments"), names)
+    staged = [] if cold is None else filesystem_for(cold).list_dir(f"{cold}/staging")
+    adopting = any(name.endswith(STAGED_ENDING) for name in staged)
+    listing = ShardListing(shard, directory, cold, fs.list_dir(f"{directory}/segments"), names, adopting)
     newest = max(manifests, default=None)
     manifest, checksum = manifests[newest] if newest is not None else (None, 0)
     return ShardView(
