@@ -8,7 +8,7 @@ VENV_READY := $(VENV)/.stamp-venv
 RUNTIME := $(VENV)/.stamp-runtime
 DEV := $(VENV)/.stamp-dev
 
-.PHONY: help serve test test-exhaustive bench lint clean
+.PHONY: help serve test test-exhaustive bench demo-audit lint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -16,7 +16,9 @@ help: ## list the targets
 serve: $(RUNTIME) ## run the server here (settings: docs/configuration.md)
 	$(BIN)/topicsd serve
 
-test: lint ## lint, types, and all tests but the long ones
+test: lint ## lint, types, and all tests but the long ones (needs Java and Chromium: installs them from Debian if it may)
+	@$(BIN)/python -m tests.support.java
+	@$(BIN)/python -m tests.support.chromium >/dev/null
 	$(BIN)/python -m pytest -m "not exhaustive" --numprocesses 2 --dist loadgroup
 
 test-exhaustive: $(DEV) ## the long matrices; prints the number of crash points
@@ -24,6 +26,9 @@ test-exhaustive: $(DEV) ## the long matrices; prints the number of crash points
 
 bench: $(DEV) ## topicsd next to Redis and NATS (installs them from Debian, or says how)
 	$(BIN)/python -m perf.compare
+
+demo-audit: $(DEV) ## audit a small store and a damaged copy of it; prints where the two reports are
+	$(BIN)/python -m tests.support.demo_audit
 
 lint: $(DEV) ## ruff and mypy
 	$(BIN)/ruff check .

@@ -40,6 +40,8 @@ class Footer:
     ends: bytes
     """Header and trailer, as they are: part of the digests."""
     terms_sha: bytes
+    sound: bool
+    """Header and terms are good, too; otherwise only the blocks can be spoken of."""
 
 
 @dataclass(slots=True)
@@ -80,7 +82,7 @@ class TopicRun:
 @dataclass(frozen=True, slots=True)
 class SegmentFacts:
     digest: str | None
-    """As manifests record it; None if a block could not be trusted."""
+    """As manifests record it; None if a part of the file could not be trusted."""
     sha: str
     runs: tuple[TopicRun, ...]
     blocks: int
@@ -119,16 +121,20 @@ def read_footer(
     try:
         trailer = read_trailer(pread, size)
         index = read_index(pread, trailer)
-        terms = pread(trailer.terms_len, trailer.terms_at)
-        trailer.check_terms(terms)
     except FormatError as err:
         note("bad_footer", err)
         return None, found
-    if header is None:
-        return None, found
+    terms = pread(trailer.terms_len, trailer.terms_at)
+    sound = header is not None
+    try:
+        trailer.check_terms(terms)
+    except FormatError as err:
+        note("bad_footer", err)
+        sound = False
     found += _times_between_blocks(index, path, shard, number)
     ends = pread(FILE_HEADER_BYTES, 0) + pread(TRAILER_BYTES, size - TRAILER_BYTES)
-    return Footer(header, size, index, ends, sha256(terms).digest()), found
+    header = header or FileHeader(shard, number, 0)
+    return Footer(header, size, index, ends, sha256(terms).digest(), sound), found
 
 
 def _times_between_blocks(index: SegmentIndex, path: str, shard: int, number: int) -> list[Finding]:
@@ -242,7 +248,7 @@ def fold_segment(footer: Footer, slices: Iterable[SliceFacts]) -> SegmentFacts:
         sparse |= each.sparse
     bad = sums.count(b"")
     digest = None
-    if not bad:
+    if not bad and footer.sound:
         state = xxh3_64(footer.ends[:FILE_HEADER_BYTES])
         for each_sum in sums:
             state.update(each_sum)

@@ -52,7 +52,7 @@ def check_history(
         now = segments.get((row.shard, row.number))
         if now is None:
             found += _check_dropped(row, topics)
-        elif now.sha256 != row.sha256 and not now.bad_blocks:
+        elif now.sha256 != row.sha256 and now.digest is not None:
             reason = f"SHA-256 was {row.sha256[:16]}… and is {now.sha256[:16]}…, with valid checksums"
             found.append(
                 Finding(
@@ -67,9 +67,10 @@ def check_history(
     new = {
         key: row for key, row in segments.items() if key not in {(r.shard, r.number) for r in before.segments}
     }
+    sound = {key: row.digest is not None for key, row in segments.items()}
     for topic in before.topics:
         if (held := topics.get((topic.name, topic.epoch))) is not None:
-            found += _check_topic(topic, held)
+            found += _check_topic(topic, held, sound)
             found += _check_deletes(topic, held, new, before.finished_ms)
     return found
 
@@ -126,7 +127,7 @@ def _check_dropped(row: SegmentRow, topics: Mapping[TopicKey, TopicNow]) -> list
     return found
 
 
-def _check_topic(before: TopicRow, now: TopicNow) -> list[Finding]:
+def _check_topic(before: TopicRow, now: TopicNow, sound: Mapping[SegmentKey, bool]) -> list[Finding]:
     state = now.state
     found = []
 
@@ -151,10 +152,18 @@ def _check_topic(before: TopicRow, now: TopicNow) -> list[Finding]:
         if current < then:
             note("history_undone", f"the {what} was {then} and is {current}", current, then)
     if before.deleted is not None:
-        for first, last in ranges_of(BitMap64.deserialize(b64decode(before.deleted)) & state.live()):
-            note("history_undone", "deleted before, and live again", first, last)
+        back = BitMap64.deserialize(b64decode(before.deleted)) & state.live()
+        if back:
+            note(
+                "history_undone", f"deleted before, and live again: {len(back)} seqs", back.min(), back.max()
+            )
     old = [run for run in now.runs if run.segment in set(before.segments)]
-    if state.shard == before.shard and len(old) == len(before.segments) and topic_sha(old) != before.sha256:
+    whole = state.shard == before.shard and len(old) == len(before.segments)
+    if (
+        whole
+        and all(sound.get((state.shard, run.segment)) for run in old)
+        and topic_sha(old) != before.sha256
+    ):
         note("history_rewritten", "the topic's blocks in segments seen before are not the same")
     return found
 

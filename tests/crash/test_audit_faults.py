@@ -133,7 +133,8 @@ def test_c03_a_flipped_bit_in_any_region_is_found_and_named(
         index = read_index(pread_of(content), read_trailer(pread_of(content), len(content)))
         block = index.block(1)
         assert block.offset <= found["offset"] < block.offset + block.length
-        assert kinds(report) == {"bad_block": 1}, "nothing else is said of it"
+    if region not in ("index", "trailer", "trailer checksum"):
+        assert sum(kinds(report).values()) == 1, "nothing else is said of it: its other blocks are audited"
 
 
 @pytest.mark.parametrize("length", [0, 10, 64, 200, -1, -64, -65])

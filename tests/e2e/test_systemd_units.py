@@ -17,6 +17,7 @@ from tests.support.unit_sandbox import available, directives
 
 UNITS = ROOT / "ops" / "systemd"
 SERVICE, SOCKET = UNITS / "topicsd.service", UNITS / "topicsd.socket"
+AUDIT, TIMER = UNITS / "topicsd-audit.service", UNITS / "topicsd-audit.timer"
 
 needs_systemd = pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd is not installed")
 
@@ -25,7 +26,7 @@ needs_systemd = pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="
 def units(tmp_path: Path) -> list[Path]:
     """Copies whose program exists on this machine."""
     copies = []
-    for unit in (SERVICE, SOCKET):
+    for unit in (SERVICE, SOCKET, AUDIT, TIMER):
         copies.append(tmp_path / unit.name)
         copies[-1].write_text(unit.read_text().replace("/opt/topicsd/venv/bin/topicsd", "/bin/true"))
     return copies

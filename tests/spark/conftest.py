@@ -12,6 +12,9 @@ import pytest
 def spark() -> Iterator[Any]:
     from ops.coldstore.spark_session import open_session
 
-    session = open_session("local[2,2]", app_name="tests")
+    # Queries here are tiny: compiling them well costs more than running them badly.
+    quick = {"spark_driver_extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+    quick["spark_sql_shuffle_partitions"] = "1"
+    session = open_session("local[2,2]", app_name="tests", **quick)
     yield session
     session.stop()

@@ -21,7 +21,8 @@ from tests.support.audit_kit import (
 )
 from tests.support.cold_stores import StorePaths, rows, store_in
 
-pytestmark = pytest.mark.xdist_group("spark")
+# A JVM on a busy machine may take minutes to start.
+pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
 
 
 def generated(directory: Path, seed: int) -> StorePaths:

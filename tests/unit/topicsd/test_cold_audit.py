@@ -13,6 +13,8 @@ from click.testing import CliRunner, Result
 from ops.coldstore import spark_session
 from ops.coldstore.report_files import ReportDir
 from ops.coldstore.spark_session import CannotRun, check_java, check_python
+from shared.audit_report import decode_report
+from tests.support import demo_audit
 from tests.support.audit_kit import flip_byte, hot_segments, regions
 from tests.support.cold_stores import StorePaths, fill, store_in
 from topicsd.cli import main
@@ -72,6 +74,26 @@ def test_after_a_restore_a_new_history_is_begun(store: StorePaths) -> None:
     assert audit(store).exit_code == 1
     newest.with_name("manifest-0000000009").rename(newest)
     assert audit(store, "--new-history").exit_code == 0
+
+
+def test_the_demo_finds_every_damage_that_it_does(tmp_path: Path) -> None:
+    assert demo_audit.run(tmp_path / "demo") == 0
+    report = decode_report((tmp_path / "demo/damaged/data/audit/latest/report.json").read_bytes())
+    found = {str(each["kind"]) for each in report.findings}
+    assert found >= {
+        "bad_header",
+        "bad_block",
+        "bad_footer",
+        "size_differs",
+        "missing_file",
+        "foreign_file",
+        "wrong_file",
+        "gap",
+        "manifest_went_back",
+        "history_rewritten",
+        "history_dropped",
+        "history_undone",
+    }
 
 
 def fake_java(directory: Path, told: str) -> None:
