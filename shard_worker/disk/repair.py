@@ -35,6 +35,7 @@ from shard_worker.disk.verify import Progress
 from shard_worker.disk.wal import Wal, wal_file_name, wal_file_number
 from shared.compaction import COMPACTED_FROM
 from shared.control_frames import Hole
+from shared.errors import CorruptSnapshot
 from shared.io.durable_fs import FileSystem
 from shared.io.scratch_fs import ScratchFileSystem
 from shared.limits import SEAL_PASS_MAX_BYTES, SEQ_RESERVE_MAX, WAL_FILE_BYTES
@@ -88,10 +89,24 @@ def repair_shard(
     report = RepairReport(shard, [str(damage) for damage in survey.damage])
     if survey.damage:
         require_cold_tier(survey)
+        _require_a_beginning(survey)
         target = ScratchFileSystem(fs) if dry else fs
         _Repair(target, survey, report, now_ms, progress, wal_file_bytes).run()
         report.losses = _joined(report.losses)
     return report
+
+
+def _require_a_beginning(survey: Survey) -> None:
+    """Topics are known from a snapshot, or from a log that goes back to its first file."""
+    recovered = survey.recovered
+    begins = recovered.snapshot is not None or 1 in recovered.wal.files
+    held = survey.scratch.list_dir(survey.paths.segments) or survey.scratch.list_dir(survey.paths.snapshots)
+    if not begins or (held and not recovered.report.frames and recovered.snapshot is None):
+        raise CorruptSnapshot(
+            path=survey.paths.snapshots,
+            reason="no snapshot can be read, and the log does not go back to its beginning, so nothing says which "
+            "topics there were: restore this shard from a backup",
+        )
 
 
 def _joined(losses: list[Loss]) -> list[Loss]:
@@ -169,7 +184,7 @@ class _Repair:
         self._report.notes.extend(rescue.notes)
         self._seal_hot()
         self._commit()
-        return bad_files
+        return [*bad_files, *(path for path in self._unused_segments() if path not in bad_files)]
 
     def _never_again(self) -> None:
         """Numbers that may be taken by what could not be read must not be given out again."""
@@ -301,6 +316,13 @@ class _Repair:
             writer.complete(wal, clean=False, boot_id=self._state.boot_id)
             writer.job().run()
         wal.close()
+
+    def _unused_segments(self) -> Iterator[str]:
+        """Files that the next start would remove. Nothing refers to them, but a lost frame may have."""
+        for name in self._fs.list_dir(self._paths.segments):
+            number = segment_number(name)
+            if number is not None and number not in self._state.segments:
+                yield f"{self._paths.segments}/{name}"
 
     # --- evidence ---------------------------------------------------------------------------------------
 

@@ -14,6 +14,8 @@ import pytest
 
 from shard_worker.disk.repair import RepairReport, repair_shard
 from shard_worker.disk.survey import Survey, survey_shard
+from shared.errors import CorruptSnapshot
+from shared.frame import Kind
 from shared.wal_format import JSON_OFFSET
 from tests.support.fake_disk import FakeDisk, PowerCut
 from tests.support.fault_kit import (
@@ -327,6 +329,59 @@ def test_a_bad_manifest_is_replaced() -> None:
     assert repaired(driver) == {"a": set(), "b": set()}
 
 
+# --- frames that are not records ------------------------------------------------------------------------------
+
+
+def test_a_segment_that_the_log_has_forgotten_gives_its_records_back() -> None:
+    """The frame that told of the first segment is lost, and the next one seems to begin where that began."""
+    driver = ShardDriver(wal_file_bytes=ROOMY)
+    for part in range(2):
+        for name in TOPICS:
+            for n in range(4):
+                driver.append(name, [{"data": f"{name}{part}{n}{i}" + "x" * 20} for i in range(3)])
+        driver.seal()
+    driver.settle()
+    driver.disk.kill_process()
+    flip_in_frame(driver.disk, next(f for f in all_frames(driver.disk) if f.kind == Kind.SEALED), 60)
+    report = repair(driver)
+    assert report.damage and report.losses == []
+    assert survey(driver).damage == []
+    driver.reopen()
+    for name in TOPICS:
+        records, told = story(driver, name)
+        assert list(records.values()) == WRITTEN[name][:24] and not told
+
+
+def test_a_topic_whose_creation_is_lost_is_reported_and_its_id_not_used_again() -> None:
+    driver = ShardDriver(wal_file_bytes=ROOMY)
+    driver.append("known", [{"data": 1}], config={"durable": True})
+    driver.append("unknown", [{"data": 2}, {"data": 3}], config={"durable": True})
+    driver.append("known", [{"data": 4}])
+    driver.settle()
+    driver.disk.kill_process()
+    creation = [frame for frame in all_frames(driver.disk) if frame.kind == Kind.TOPIC_CREATE][1]
+    flip_in_frame(driver.disk, creation, 60)
+    report = repair(driver)
+    assert any("2 records belong to a topic (id 2)" in note for note in report.notes)
+    assert survey(driver).damage == []
+    driver.reopen()
+    assert list(story(driver, "known")[0].values()) == [1, 4]
+    driver.append("another", [{"data": 5}])
+    assert driver.engine.state.catalog.visible["another"].id > 2
+
+
+def test_without_a_readable_snapshot_or_the_beginning_of_the_log_repair_refuses() -> None:
+    driver = furnished(small=True)
+    assert min(wal_numbers(driver.disk)) > 1
+    for number in snapshot_numbers(driver.disk):
+        driver.disk.flip_bit(snapshot_path(number), 200, 1)
+    before = content(driver.disk)
+    assert survey(driver).damage
+    with pytest.raises(CorruptSnapshot, match="restore this shard from a backup"):
+        repair(driver)
+    assert content(driver.disk) == before
+
+
 # --- killed while repairing ---------------------------------------------------------------------------------
 
 
@@ -343,7 +398,8 @@ def badly_hurt() -> ShardDriver:
     return driver
 
 
-def test_a_repair_that_is_killed_anywhere_is_finished_by_the_next_and_costs_no_more() -> None:
+@pytest.mark.parametrize("stride", [7, pytest.param(1, marks=pytest.mark.exhaustive)])
+def test_a_repair_that_is_killed_anywhere_is_finished_by_the_next_and_costs_no_more(stride: int) -> None:
     with small_limits():
         hurt = badly_hurt()
         original = set(content(hurt.disk).values())
@@ -353,7 +409,7 @@ def test_a_repair_that_is_killed_anywhere_is_finished_by_the_next_and_costs_no_m
         assert 0 < sum(map(len, wanted.values())) < 40
         step = 0
         while True:
-            step += 1
+            step += stride
             driver = reopened(hurt)
             driver.disk = hurt.disk.clone()
             driver.disk.crash_after(step, half=True, seed=step)
