@@ -87,7 +87,7 @@ def _repair(store: StoreView, shards: tuple[int, ...], dry_run: bool, yes: bool,
             return Verdict.CLEAN
         if dry_run:
             return Verdict.DAMAGED
-        if not sys.stdin.isatty():
+        if not _somebody_is_there():
             raise AskFailed("nobody can be asked here: repeat it with --yes if these losses are acceptable")
         if not click.confirm("Repair, and accept these losses?"):
             return Verdict.DAMAGED
@@ -96,6 +96,10 @@ def _repair(store: StoreView, shards: tuple[int, ...], dry_run: bool, yes: bool,
     if left:
         click.echo(f"topicsd: shard {left[0]} is still damaged: topicsd verify says how", err=True)
     return Verdict.DAMAGED if left else Verdict.CLEAN
+
+
+def _somebody_is_there() -> bool:
+    return sys.stdin.isatty()
 
 
 def _is_damaged(store: StoreView, shard: int) -> bool:
