@@ -59,6 +59,7 @@ class Committer:
         self._group: list[Pending] = []
         self._waiting: list[Pending] = []  # written, gated by the next sync
         self._syncing: list[Pending] = []  # gated by the sync that is running
+        self._max_waiting_bytes = settings.max_unsynced_bytes
         self.waiting_bytes = 0  # of gated frames, staged or written
         self.throttled = 0  # requests that were refused because of them
         self._sync_started = 0.0
@@ -90,7 +91,7 @@ class Committer:
     @property
     def full(self) -> bool:
         """Do so many bytes wait for a sync that no more may be staged?"""
-        return self.waiting_bytes > self._settings.max_unsynced_bytes
+        return self.waiting_bytes > self._max_waiting_bytes
 
     def gates(self, topic: Topic | None, config: TopicConfig, count: int) -> bool:
         """Would so many more records of this topic wait for a sync?"""
