@@ -47,6 +47,7 @@ async def run_gateway(channel: ChildChannel, boot: Boot) -> None:
     feed = SupervisorFeed(boot.shards, on_keys=api.replace_keys)
     api.replay = feed
     edge = Edge(api, edge_options(settings), registrations=[register_pages(api), register_websocket(api)])
+    api.connections = lambda: edge.connections
     listeners = [socket.socket(fileno=fd) for fd in boot.listen_fds]
     async with trio.open_nursery() as nursery:
         nursery.start_soon(channel.heartbeat, ShardRollCall(shards, edge.turn).facts)

@@ -19,6 +19,7 @@ from gateway.core.http_errors import error_response, passed_on_error, unexpected
 from gateway.core.router import Query, Route, Router, parse_query, text_parameter
 from gateway.exchange import Exchange, Response, Stream, StreamHead
 from gateway.io.shard_link import LeasedFiles, LinkListener, OnReply, Reply
+from gateway.request_log import RequestLog
 from gateway.watch_hub import WatchHub
 from gateway.work_streams import WorkStreams
 from shared.api_keys import ApiKey, KeyRing
@@ -69,6 +70,8 @@ class Shards(Protocol):
 
 
 class ReplayReport(Protocol):
+    @property
+    def restarts(self) -> int: ...
     def why_not_ready(self) -> str | None: ...
 
 
@@ -190,7 +193,16 @@ class Call:
 
     def respond(self, response: Response) -> None:
         self._leave(response.status)
+        took_s = time.perf_counter() - self.exchange.started
+        if response.status >= 500 or took_s >= self.api.request_log.slow_s:
+            self._note(response, took_s)
         self.exchange.respond(response)
+
+    def _note(self, response: Response, took_s: float) -> None:
+        # Whoever probes us expects a 503 now and then, and asks all the time.
+        if self.route.access is not Access.PROBE:
+            topic = "" if self.route.opaque else self.name
+            self.api.request_log.note(self.exchange, self.route.path, topic, response, took_s)
 
     def respond_stream(self, head: StreamHead) -> Stream:
         """The call is over for whoever counts calls; the stream goes on."""
@@ -239,6 +251,8 @@ class Api:
         self.gatekeeper = Gatekeeper(settings.key_ring(), probe_auth=settings.probe_auth)
         self.inflight = InflightPerKey(settings.max_inflight_per_key)
         self.caps = TotalCaps(max_topics=settings.max_topics, max_total_bytes=settings.max_total_bytes)
+        self.request_log = RequestLog(settings.slow_request_ms)
+        self.connections: Callable[[], int] = lambda: 0  # open ones, of both lanes; told by the process
         self.requests: Counter[tuple[Route[Handler] | None, int]] = Counter()
         self.work = WorkStreams(shards)
         self.draining = False
@@ -281,6 +295,9 @@ class Api:
         if up == len(links):
             return 1.0
         return up / len(links) if self.replay is None else self.replay.replay_progress()
+
+    def shard_restarts(self, shard: int) -> int:
+        return 0 if self.replay is None else self.replay.shards[shard].restarts
 
     def why_not_ready(self, link: ShardStatus) -> str:
         told = None if self.replay is None else self.replay.shards[link.shard].why_not_ready()

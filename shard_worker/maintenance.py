@@ -83,11 +83,11 @@ class Maintenance:
         )
         self.due: dict[Topic, None] = {}
         self.counters = MaintenanceCounters()
+        self.free_bytes = 0  # as last looked
         # Behind every file there is: a snapshot that cannot be read must not outlive the ones that can.
         self._next_snapshot = 1 + last_snapshot_number(fs, paths.snapshots)
         self._remove_orphans()
-        if engine.commits.read_only is None:
-            self._watch_space()  # not only with the first tick: until then writes would be taken
+        self._watch_space()  # not only with the first tick: until then writes would be taken
 
     @property
     def fs(self) -> FileSystem:
@@ -179,6 +179,7 @@ class Maintenance:
     def _watch_space(self) -> None:
         engine = self._engine
         free, least = self._fs.free_bytes(self._paths.root), engine.settings.min_free_bytes
+        self.free_bytes = free
         read_only = engine.commits.read_only
         if isinstance(read_only, ReadOnlyShard) and free >= max(least, 1):
             engine.commits.read_only = None

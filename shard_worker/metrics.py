@@ -6,6 +6,7 @@ from shard_worker.core.lease_queue import JobState, LeaseQueue, written_at
 from shard_worker.core.piece import PieceSource
 from shard_worker.core.topic import Topic
 from shard_worker.shard import Shard
+from shared.io.process_numbers import cpu_seconds, open_descriptors, resident_bytes
 from shared.limits import TOPIC_SERIES_MAX
 from shared.wire import encode_metrics
 
@@ -40,6 +41,9 @@ def worker_metrics(shard: Shard) -> bytes:
                 **queues.gauges(),
                 "block_cache_bytes": shard.store.cache.used_bytes,
                 "read_only": int(engine.commits.read_only is not None),
+                "disk_free_bytes": maintenance.free_bytes,
+                "process_resident_bytes": resident_bytes(),
+                "process_open_descriptors": open_descriptors(),
                 "pressure_level": pressure.level,
                 "loop_lag_ms": round(pressure.signals.lag_ms, 3),
                 "ipc_backlog_bytes": pressure.signals.backlog_bytes,
@@ -48,6 +52,7 @@ def worker_metrics(shard: Shard) -> bytes:
                 "throttled_waiting": len(engine.held),
             },
             "counters": {
+                "process_cpu_seconds_total": round(cpu_seconds(), 3),
                 "wal_frames_total": wal.frames,
                 "wal_batches_total": wal.groups,
                 "wal_fsyncs_total": wal.syncs,

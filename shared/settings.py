@@ -428,6 +428,9 @@ class Settings:
     log_format: str = _choice(
         _LOGS, ("auto", "text", "json"), "auto", "auto = text on a terminal, json elsewhere."
     )
+    slow_request_ms: int = _ms(
+        _LOGS, 1000, "A request that takes this long is logged, unless it asked to wait. 0 = none."
+    )
 
     # Not a setting: what api_keys_file held when it was last read. Apart from api_keys so that SIGHUP
     # can replace these and keep the others.

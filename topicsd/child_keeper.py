@@ -53,6 +53,7 @@ class ChildKeeper:
         self.name = name
         self.condition = Condition(phase=Phase.STARTING)
         self.last_ending: Ending | None = None
+        self.restarts = 0
         self._start = start
         self._silence = silence
         self._policy = RestartPolicy(restart)
@@ -77,6 +78,7 @@ class ChildKeeper:
                 if self._stopping.is_set():
                     return
                 await self._pause(ending)
+                self.restarts += 1
         finally:
             self._gone.set()
 

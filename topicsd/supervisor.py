@@ -230,7 +230,7 @@ class Supervisor:
         boot = dataclasses.replace(self._boot(self._settings, _GATEWAY_SHARE), listen_fds=listen_fds)
         process = ChildProcess.start(self._plan.gateway_module, boot, env=self._env)
         for shard, worker in enumerate(self._workers):
-            process.send(shard_event(shard, worker.condition))
+            process.send(shard_event(shard, worker.condition, worker.restarts))
         return process
 
     def _boot(self, settings: Settings, drain_share: float) -> Boot:
@@ -244,7 +244,7 @@ class Supervisor:
         )
 
     def _on_shard(self, shard: int, condition: Condition) -> None:
-        self._gateway.send(shard_event(shard, condition))
+        self._gateway.send(shard_event(shard, condition, self._workers[shard].restarts))
         self._note_ready()
 
     def _on_gateway(self, condition: Condition) -> None:
@@ -323,11 +323,13 @@ class Supervisor:
         return all(results)
 
 
-def shard_event(shard: int, condition: Condition) -> dict[str, object]:
+def shard_event(shard: int, condition: Condition, restarts: int = 0) -> dict[str, object]:
     """What the gateway is told. A worker that has not spoken yet has replayed nothing."""
     starting = condition.phase is Phase.STARTING
     state = Phase.REPLAYING if starting else condition.phase
     progress = 0.0 if starting else condition.progress
-    event = {"event": "shard", "shard": shard, "state": state.value}
+    event: dict[str, object] = {"event": "shard", "shard": shard, "state": state.value}
+    if restarts:
+        event["restarts"] = restarts
     optional = {"progress": progress, "reason": condition.reason}
     return event | {name: value for name, value in optional.items() if value is not None}

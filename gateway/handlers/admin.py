@@ -23,6 +23,7 @@ from gateway.core.auth import Access, visible_prefixes
 from gateway.core.router import Route
 from gateway.exchange import Response
 from shared.errors import NotReady
+from shared.io.process_numbers import cpu_seconds, open_descriptors, resident_bytes
 from shared.wire import Answer, LinkError, Op, decode_metrics
 
 if TYPE_CHECKING:
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from gateway.service import Api, Call, Handler
 
 _encoder = msgspec.json.Encoder()
+
+Sections = dict[str, dict[str, object]]
+"""What one shard has told, by kind of number."""
 
 
 def health(call: Call) -> None:
@@ -64,15 +68,52 @@ def ready(call: Call) -> None:
 
 def metrics(call: Call) -> None:
     def answer(replies: list[Reply]) -> None:
-        shards = [_numbers(reply, visible_prefixes(call.key)) for reply in replies]
+        shards = [_numbers(reply) for reply in replies]
+        cut = any(map(_is_cut, shards))
+        _hide_names(shards, visible_prefixes(call.key))
         own = _own_numbers(call.api)
         if "application/json" in call.exchange.headers.get("accept", ""):
-            call.succeed(200, _encoder.encode({**own, "shards": shards})[:-1])
+            call.succeed(200, _encoder.encode(_as_json(call.api, own, shards, cut))[:-1])
             return
-        text = exposition.generate_latest(_Exposition(call.api, own, shards))
+        text = exposition.generate_latest(_Exposition(call.api, own, shards, cut))
         call.respond(Response(200, text, content_type=exposition.CONTENT_TYPE_PLAIN_0_0_4))
 
     call.api.shards.request_all(Op.METRICS, None, lambda replies: call.finish(lambda: answer(replies)))
+
+
+def _as_json(api: Api, own: Mapping[str, float], shards: list[Sections], cut: bool) -> dict[str, object]:
+    """The same numbers as in the text, under the same names without the prefix."""
+    requests = [
+        {"method": method, "route": path, "status": status, "count": count}
+        for method, path, status, count in _requests(api)
+    ]
+    links = [
+        {
+            "up": int(link.up),
+            "restarts_total": api.shard_restarts(link.shard),
+            "ipc_in_flight": link.in_flight,
+            "ipc_queue_depth": link.queued,
+            "ipc_throttled_total": link.throttled,
+        }
+        for link in api.shards.links
+    ]
+    return {
+        **own,
+        "version": api.version,
+        "slow_requests_total": api.request_log.slow_requests,
+        "gateway_cpu_seconds_total": round(cpu_seconds(), 3),
+        "topic_metrics_truncated": int(cut),
+        "http_requests": requests,
+        "links": links,
+        "shards": shards,
+    }
+
+
+def _requests(api: Api) -> Iterable[tuple[str, str, int, int]]:
+    """Method, route, status and how many were answered so."""
+    for (route, status), count in api.requests.items():
+        method, path = (route.method, route.path) if route is not None else ("", "")
+        yield method, path, status, count
 
 
 def _own_numbers(api: Api) -> dict[str, float]:
@@ -82,12 +123,15 @@ def _own_numbers(api: Api) -> dict[str, float]:
         "recovery_progress": api.replay_progress(),
         "sse_connections": api.hub.streams.count,
         "watch_sessions": len(api.hub.sessions),
+        "http_connections": api.connections(),
+        "gateway_resident_bytes": resident_bytes(),
+        "gateway_open_descriptors": open_descriptors(),
     }
 
 
-def _numbers(reply: Reply, prefixes: list[str] | None) -> dict[str, dict[str, object]]:
+def _numbers(reply: Reply) -> Sections:
     """A shard's sections; those that are missing or malformed are empty."""
-    sections: dict[str, dict[str, object]] = {name: {} for name in SECTIONS}
+    sections: Sections = {name: {} for name in SECTIONS}
     if not isinstance(reply, Answer) or reply.status != 200:
         return sections
     try:
@@ -98,15 +142,25 @@ def _numbers(reply: Reply, prefixes: list[str] | None) -> dict[str, dict[str, ob
         section = given.get(name)
         if isinstance(section, dict):
             sections[name] = {key: value for key, value in section.items() if isinstance(key, str)}
-    if prefixes is not None:
-        # Names are what a prefix protects, in metrics as in lists.
-        allowed = tuple(prefixes)
-        sections["per_topic"] = {k: v for k, v in sections["per_topic"].items() if k.startswith(allowed)}
     return sections
 
 
-SECTIONS = ("gauges", "counters", "histograms", "per_topic")
+def _is_cut(numbers: Sections) -> bool:
+    """Has the shard more topics than it gave numbers of?"""
+    held = numbers["gauges"].get("topics")
+    return _is_number(held) and held > len(numbers["per_topic"])
 
+
+def _hide_names(shards: list[Sections], prefixes: list[str] | None) -> None:
+    """Names are what a prefix protects, in metrics as in lists."""
+    if prefixes is not None:
+        allowed = tuple(prefixes)
+        for numbers in shards:
+            topics = numbers["per_topic"]
+            numbers["per_topic"] = {name: topics[name] for name in topics if name.startswith(allowed)}
+
+
+SECTIONS = ("gauges", "counters", "histograms", "per_topic")
 MAX_TOPIC_SERIES = 1000
 """Topics with series of their own in one exposition; more of them set topics_topic_metrics_truncated."""
 
@@ -114,9 +168,8 @@ MAX_TOPIC_SERIES = 1000
 class _Exposition:
     """The collector that prometheus-client renders."""
 
-    def __init__(
-        self, api: Api, own: Mapping[str, float], shards: list[dict[str, dict[str, object]]]
-    ) -> None:
+    def __init__(self, api: Api, own: Mapping[str, float], shards: list[Sections], cut: bool) -> None:
+        self._cut = cut
         self._api = api
         self._own = own
         self._shards = shards
@@ -124,6 +177,17 @@ class _Exposition:
     def collect(self) -> Iterable[Metric]:
         for name, value in self._own.items():
             yield GaugeMetricFamily(f"topics_{name}", _words(name), value=value)
+        build = GaugeMetricFamily("topics_build_info", "always 1", labels=["version"])
+        build.add_metric([self._api.version], 1)
+        yield build
+        yield CounterMetricFamily(
+            "topics_slow_requests",
+            "requests that took longer than slow_request_ms",
+            value=self._api.request_log.slow_requests,
+        )
+        yield CounterMetricFamily(
+            "topics_gateway_cpu_seconds", "processor time of the gateway", value=cpu_seconds()
+        )
         yield self._requests()
         yield from self._links()
         yield from self._numbers("gauges")
@@ -135,8 +199,7 @@ class _Exposition:
         family = CounterMetricFamily(
             "topics_http_requests", "requests answered", labels=["method", "route", "status"]
         )
-        for (route, status), count in self._api.requests.items():
-            method, path = (route.method, route.path) if route is not None else ("", "")
+        for method, path, status, count in _requests(self._api):
             family.add_metric([method, path, str(status)], count)
         return family
 
@@ -149,12 +212,16 @@ class _Exposition:
             "requests refused because the link to the shard was full",
             labels=["shard"],
         )
+        restarts = CounterMetricFamily(
+            "topics_shard_restarts", "times its worker was started again", labels=["shard"]
+        )
         for link in self._api.shards.links:
+            restarts.add_metric([str(link.shard)], self._api.shard_restarts(link.shard))
             refused.add_metric([str(link.shard)], link.throttled)
             up.add_metric([str(link.shard)], int(link.up))
             in_flight.add_metric([str(link.shard)], link.in_flight)
             queued.add_metric([str(link.shard)], link.queued)
-        return up, in_flight, queued, refused
+        return up, restarts, in_flight, queued, refused
 
     def _numbers(self, section: str) -> Iterable[Metric]:
         """Values are numbers, or `{label: {value: number}}`."""
@@ -207,7 +274,9 @@ class _Exposition:
                     family.add_metric([str(shard), topic], number)
         yield from families.values()
         yield GaugeMetricFamily(
-            "topics_topic_metrics_truncated", "not every topic has series here", value=int(shown < total)
+            "topics_topic_metrics_truncated",
+            "not every topic has series here",
+            value=int(self._cut or shown < total),
         )
 
 

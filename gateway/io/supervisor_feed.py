@@ -27,6 +27,8 @@ class ShardReport(msgspec.Struct, frozen=True, kw_only=True):
     state: State
     progress: float | None = None
     reason: str | None = None
+    restarts: int = 0
+    """How many times its worker was started again since the server started."""
 
     def replay_progress(self) -> float:
         """0 to 1; a shard that is down has everything to replay again."""

@@ -1,15 +1,18 @@
 """Logging of all processes: one line per event on stderr, text for people or JSON for machines.
 
 `log.warning("wal.fsync.slow", extra={"shard": 3, "took_ms": 1204})`: the message is a static event name and
-everything that varies is a field. Payloads and keys are never fields.
+everything that varies is a field. Payloads and keys are never fields. Under systemd each line begins with its level
+(`<4>`, sd-daemon(3)), which the journal takes off again, so that `journalctl -p warning` finds it.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 import time
+from types import TracebackType
 from typing import Final, TextIO
 
 # What every record has; the rest of its attributes came in through `extra`.
@@ -23,7 +26,10 @@ def set_up_logging(*, level: str, style: str, process: str, stream: TextIO | Non
     out = sys.stderr if stream is None else stream
     as_text = style == "text" or (style == "auto" and out.isatty())
     handler = logging.StreamHandler(out)
-    handler.setFormatter(TextFormatter(process) if as_text else JsonFormatter(process))
+    formatter = TextFormatter(process) if as_text else JsonFormatter(process)
+    handler.setFormatter(JournalFormatter(formatter) if goes_to_journal(out) else formatter)
+    logging.captureWarnings(True)
+    sys.excepthook = log_crash
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
@@ -61,6 +67,36 @@ class TextFormatter(logging.Formatter):
         head = f"{timestamp(record)} {record.levelname:<7} {self._process:<10} {record.getMessage()}"
         line = " ".join([head, *(f"{name}={field_text(value)}" for name, value in extras(record).items())])
         return line + "\n" + self.formatException(record.exc_info) if record.exc_info else line
+
+
+class JournalFormatter(logging.Formatter):
+    """Another formatter's lines, each with the level in front that the journal reads."""
+
+    def __init__(self, inner: logging.Formatter) -> None:
+        super().__init__()
+        self._inner = inner
+
+    def format(self, record: logging.LogRecord) -> str:
+        # syslog(3): err, warning, info, debug.
+        level = next((number for least, number in _SYSLOG_LEVELS if record.levelno >= least), 7)
+        return "\n".join(f"<{level}>{line}" for line in self._inner.format(record).split("\n"))
+
+
+_SYSLOG_LEVELS: Final = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6))
+
+
+def goes_to_journal(stream: TextIO) -> bool:
+    """Whether `stream` is what systemd connected to the journal (`JOURNAL_STREAM`, systemd.exec(5))."""
+    try:
+        found = os.fstat(stream.fileno())
+    except (OSError, ValueError):  # io.UnsupportedOperation is both
+        return False
+    return os.environ.get("JOURNAL_STREAM") == f"{found.st_dev}:{found.st_ino}"
+
+
+def log_crash(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """For `sys.excepthook`: the end of a process by an exception is a line like any other."""
+    logging.getLogger("crash").critical("process.crashed", exc_info=(kind, error, trace))
 
 
 def timestamp(record: logging.LogRecord) -> str:
