@@ -62,7 +62,8 @@ def test_every_alert_says_what_is_wrong() -> None:
 PROMISED = {
     f"topics_{name}"
     for line in (
-        "topics topics_by_class records_live bytes_live sse_connections watch_sessions ready recovery_progress uptime_ms",
+        "topics topics_by_class records_live bytes_live sse_connections watch_sessions",
+        "ready recovery_progress uptime_ms",
         "queue_ready queue_in_flight queue_delayed queue_dead_lettered topic_records topic_bytes topic_head_seq",
         "topic_metrics_truncated wal_frames_total wal_batches_total wal_fsyncs_total wal_bytes_written_total",
         "wal_rotations_total wal_queue_depth wal_fsync_ms_bucket wal_fsync_ms_count wal_fsync_ms_sum shard_up",
