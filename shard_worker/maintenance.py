@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from shard_worker.adoption import Adoption
 from shard_worker.core.shard_state import TIER_COLD, TIER_HOT, SegmentEntry
@@ -43,6 +44,16 @@ from shared.limits import (
 Job = SealJob | SnapshotJob | RelocateJob | ForgetJob | ScanJob | VerifyJob | PublishJob | RefuseJob
 
 
+class Keeper(Protocol):
+    """Someone who still needs files that the shard itself could do without: a backup, the archive."""
+
+    def first_file(self) -> int | None:
+        """The oldest log file to keep; None: none of them."""
+
+    def keeps_segment(self, number: int) -> bool: ...
+    def keeps_snapshot(self, number: int) -> bool: ...
+
+
 @dataclass(slots=True)
 class MaintenanceCounters:
     seals: int = 0
@@ -67,7 +78,9 @@ class Maintenance:
         self._paths = paths
         self._engine = engine
         self._store = store
-        self._snapshot = snapshot
+        self.snapshot = snapshot  # the newest one that is on disk for good
+        self.keepers: list[Keeper] = []
+        self._trim_before = 0  # log files in front of this one are needed by no kept snapshot
         self._writer: SnapshotWriter | None = None
         self._bytes_at_snapshot = engine.wal.counters.bytes
         self._sweep_ids: list[int] = []
@@ -340,26 +353,42 @@ class Maintenance:
             self.finish(job)
 
     def _finish_snapshot(self, job: SnapshotJob) -> None:
-        engine = self._engine
         self.counters.snapshots += 1
         if self._snapshots_wanted:
             self._snapshots_wanted -= 1
             if self.adoption is not None and not self._snapshots_wanted:
                 self.adoption.snapshot_taken()
-        previous, self._snapshot = self._snapshot, job.info
+        previous, self.snapshot = self.snapshot, job.info
         with self._housekeeping("removing old snapshots"):
-            remove_old_snapshots(self._fs, self._paths.snapshots)
+            remove_old_snapshots(self._fs, self._paths.snapshots, self._keeps_snapshot)
         if previous is None:
             return
         # Two snapshots are kept: what the older one does not need, nobody does.
-        gone = engine.wal.trim_below(min(previous.first_file, job.info.first_file))
-        self.counters.retired_files.extend(gone)
+        self._trim_before = min(previous.first_file, job.info.first_file)
+        self.trim()
         with self._housekeeping("removing dead segments"):
             self._drop_segments(previous.dead_segments)
 
+    def trim(self) -> None:
+        """Remove the log files that nobody needs any more. A keeper that needs less than before calls this."""
+        kept = [first for keeper in self.keepers if (first := keeper.first_file()) is not None]
+        gone = self._engine.wal.trim_below(min([self._trim_before, *kept]))
+        self.counters.retired_files.extend(gone)
+
+    def _keeps_snapshot(self, number: int) -> bool:
+        return any(keeper.keeps_snapshot(number) for keeper in self.keepers)
+
+    def _keeps_segment(self, number: int) -> bool:
+        return any(keeper.keeps_segment(number) for keeper in self.keepers)
+
     def _drop_segments(self, numbers: frozenset[int]) -> None:
+        """Those that a keeper needs stay on the list of segments; a later snapshot finds them dead again."""
         segments = self._engine.state.segments
-        dead = [segments[number] for number in sorted(numbers) if number in segments]
+        dead = [
+            segments[number]
+            for number in sorted(numbers)
+            if number in segments and not self._keeps_segment(number)
+        ]
         hot = [entry for entry in dead if entry.tier == TIER_HOT]
         cold = [entry.number for entry in dead if entry.tier == TIER_COLD]
         for entry in hot:
@@ -408,7 +437,7 @@ class Maintenance:
                 movable.append(entry)
         moving = {number for number, _ in self._moved} | self._immovable
         for entry in reversed(movable):
-            if entry.number not in moving:
+            if entry.number not in moving and not self._keeps_segment(entry.number):
                 source = f"{self._paths.segments}/{segment_file_name(entry.number)}"
                 return RelocateJob(
                     self._fs, source, self._paths.cold, self._engine.shard, entry, self._engine.now_ms()
@@ -427,7 +456,7 @@ class Maintenance:
     def _remove_moved(self) -> None:
         """The hot copy goes only when the log durably says where the cold one is."""
         synced = self._engine.wal.synced
-        done = [number for number, lsn in self._moved if lsn < synced]
+        done = [number for number, lsn in self._moved if lsn < synced and not self._keeps_segment(number)]
         if not done:
             return
         self._moved = [(number, lsn) for number, lsn in self._moved if number not in done]

@@ -6,6 +6,7 @@ from shard_worker.core.lease_queue import JobState, LeaseQueue, written_at
 from shard_worker.core.piece import PieceSource
 from shard_worker.core.topic import Topic
 from shard_worker.shard import Shard
+from shard_worker.wal_archive import WalArchive
 from shared.io.process_numbers import cpu_seconds, open_descriptors, resident_bytes
 from shared.limits import TOPIC_SERIES_MAX
 from shared.wire import encode_metrics
@@ -50,6 +51,7 @@ def worker_metrics(shard: Shard) -> bytes:
                 "unsynced_wait_bytes": engine.commits.waiting_bytes,
                 "commit_window_ms": pressure.commit_window_ms,
                 "throttled_waiting": len(engine.held),
+                **_archive_gauges(shard.archive),
             },
             "counters": {
                 "process_cpu_seconds_total": round(cpu_seconds(), 3),
@@ -75,6 +77,7 @@ def worker_metrics(shard: Shard) -> bytes:
                 "pushes_paused_total": pressure.counters.pushes_paused,
                 "commits_widened_total": pressure.counters.commits_widened,
                 "throttled_requests_total": engine.commits.throttled,
+                **_archive_counters(shard.archive),
                 "block_cache_hits_total": shard.store.cache.hits,
                 "block_cache_misses_total": shard.store.cache.misses,
             },
@@ -86,6 +89,24 @@ def worker_metrics(shard: Shard) -> bytes:
             "per_topic": per_topic,
         }
     )
+
+
+def _archive_gauges(archive: WalArchive | None) -> dict[str, int]:
+    if archive is None:
+        return {}
+    return {
+        "wal_archive_lag_files": archive.lag_files,
+        "wal_archive_failing": int(bool(archive.last_failure)),
+    }
+
+
+def _archive_counters(archive: WalArchive | None) -> dict[str, int]:
+    if archive is None:
+        return {}
+    return {
+        "wal_archive_files_total": archive.handed_over,
+        "wal_archive_failures_total": archive.failures,
+    }
 
 
 class QueueTotals:

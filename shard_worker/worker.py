@@ -87,6 +87,7 @@ def _recover(channel: ChildChannel, boot: Boot, fs: FileSystem, number: int) -> 
         progress=progress,
         # Tokens of an earlier life must not fit the leases of this one.
         token_prefix=lambda: f"lease_{secrets.token_urlsafe(9)}_",
+        store_id=boot.store_id,
     )
     for note in shard.report.notes:
         log.warning("shard.recovery_note", extra={"shard": number, "note": note})

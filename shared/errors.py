@@ -424,6 +424,12 @@ class CorruptManifest(DataDamage):
     code = "corrupt_manifest"
 
 
+class CorruptBackup(DataDamage):
+    """An object in a place of backups is missing or is not what its name says."""
+
+    code = "corrupt_backup"
+
+
 class FormatTooNew(DataDamage):
     """Written by a later release. Nothing is damaged, but this build must not touch it."""
 

@@ -266,3 +266,15 @@ LINK_TURN_MAX_BYTES: Final = 16 * MiB
 
 INSPECT_MAX_BYTES: Final = 1 * MiB
 """Bytes of records or log that one answer to an inspection looks at; the rest is for the next page."""
+
+# --- backups ----------------------------------------------------------------------------------
+
+BACKUP_HOLD_MAX_S: Final = 1.0
+"""Seconds that a shard writes nothing because a backup asked for it; then it goes on, and the backup starts anew."""
+
+RESTORE_SEQ_GAP: Final = 1_000_000_000_000
+"""Seqs that a restored topic leaves out behind its last record, so that none that was given out after the backup is
+given out again. Eleven days of a million records per second."""
+
+ARCHIVE_RETRY_MAX_S: Final = 30.0
+"""Seconds between two attempts to reach the archive, at the most."""

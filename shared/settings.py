@@ -339,6 +339,11 @@ class Settings:
         "Cold tier for old sealed segments: a directory, or s3://bucket/prefix (endpoint and credentials from the "
         "AWS_* variables; needs topicsd[s3]). Unset = no cold tier.",
     )
+    wal_archive: str | None = _optional_text(
+        _STORAGE,
+        "Directory or s3://bucket/prefix that gets every log file and segment before it is removed here, so that "
+        "a restore can reach any moment between backups. Best the same place as the backups. Unset = off.",
+    )
     hot_retain_segments: int = _int(
         _STORAGE,
         4,

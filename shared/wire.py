@@ -43,6 +43,8 @@ class Op:
     REDRIVE: Final = 35
     APPEND_MOVED: Final = 36
     INSPECT: Final = 50
+    BACKUP_HOLD: Final = 64
+    BACKUP_RELEASE: Final = 65
 
 
 # Steering messages: they must get through when every credit is taken by the requests they are about.

@@ -11,9 +11,11 @@ import click
 
 # Name of the subcommand → the module that has it, under the same name.
 _COMMANDS = {
+    "backup": "topicsd.commands.backup",
     "cold": "topicsd.commands.cold",
     "config": "topicsd.commands.config",
     "repair": "topicsd.commands.repair",
+    "restore": "topicsd.commands.restore",
     "serve": "topicsd.commands.serve",
     "shard": "topicsd.commands.shard",
     "verify": "topicsd.commands.verify",

@@ -21,7 +21,7 @@ from shard_worker.shard import Shard
 from shared.io.durable_fs import FileSystem
 from shared.routing import shard_for
 from shared.settings import Settings
-from topicsd.store_file import Store, present_shards, save_store
+from topicsd.store_file import Store, new_store_id, present_shards, save_store
 
 Progress = Callable[[int, int], None]  # topics moved, topics to move
 OpenShard = Callable[[int], AbstractContextManager[Shard]]
@@ -51,7 +51,8 @@ def ensure_shard_count(
         proceed()
 
     reshard(fs, opener, present_shards(fs, data_dir), shards, report)
-    done = Store(format=store.format, shards=shards)
+    # A new history: the log of a shard no longer tells where its topics were before.
+    done = Store(format=store.format, shards=shards, id=new_store_id())
     save_store(fs, data_dir, done)
     return done
 

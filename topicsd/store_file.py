@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 from typing import Final
 
 import msgspec
+from msgspec import structs
 
 from shared.io.durable_fs import FileSystem, read_whole, write_atomically
 from topicsd.exits import Exit, StartRefused
@@ -23,6 +25,10 @@ SHARD_DIR: Final = re.compile(r"shard-[0-9]{4}")
 class Store(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     format: int
     shards: int
+    id: str = ""
+    """Names one history of this data, for backups and the archive. A store that was restored, or whose topics moved
+    to another number of shards, has a new one. Empty until a server of this release has run."""
+
     moving_to: int | None = None
     """A move to this number of shards is under way; topics may be in either place until it is done."""
 
@@ -36,7 +42,7 @@ def open_store(fs: FileSystem, data_dir: str, *, shards: int) -> Store:
     known = load_store(fs, data_dir)
     if known is not None:
         return known
-    store = Store(format=STORE_FORMAT, shards=shards)
+    store = Store(format=STORE_FORMAT, shards=shards, id=new_store_id())
     save_store(fs, data_dir, store)
     return store
 
@@ -45,7 +51,7 @@ def load_store(fs: FileSystem, data_dir: str) -> Store | None:
     """The store of this directory; None if there is none."""
     path = os.path.join(data_dir, STORE_NAME)
     if fs.exists(path):
-        return _decode(path, read_whole(fs, path))
+        return read_store(fs, data_dir)
     found = [name for name in fs.list_dir(data_dir) if SHARD_DIR.fullmatch(name)]
     if found:
         raise StartRefused(
@@ -54,6 +60,23 @@ def load_store(fs: FileSystem, data_dir: str) -> Store | None:
             f'the number of shards, as in {{"format":{STORE_FORMAT},"shards":{len(found)}}})',
         )
     return None
+
+
+def read_store(fs: FileSystem, data_dir: str) -> Store:
+    path = os.path.join(data_dir, STORE_NAME)
+    return _decode(path, read_whole(fs, path))
+
+
+def with_id(fs: FileSystem, data_dir: str, store: Store) -> Store:
+    """Stores of earlier releases get their id now."""
+    if not store.id:
+        store = structs.replace(store, id=new_store_id())
+        save_store(fs, data_dir, store)
+    return store
+
+
+def new_store_id() -> str:
+    return secrets.token_hex(8)
 
 
 def save_store(fs: FileSystem, data_dir: str, store: Store) -> None:

@@ -24,6 +24,7 @@ from shared.errors import BadSetting, DataDamage, DiskFault
 from shared.io.bucket_fs import file_system
 from shared.io.child_channel import HEARTBEAT_S, Boot, StatusLine
 from shared.io.durable_fs import FileSystem
+from shared.io.object_store import open_store as open_archive
 from shared.settings import SETTINGS, Settings
 from topicsd.child_keeper import ChildKeeper, Condition, Phase
 from topicsd.child_process import ChildProcess, Silence, child_environment
@@ -37,7 +38,7 @@ from topicsd.reshard import ensure_shard_count
 from topicsd.service_notify import MANAGER_ENV, ServiceNotifier
 from topicsd.service_report import ServiceReport
 from topicsd.socket_dir import make_socket_dir
-from topicsd.store_file import Store, open_store
+from topicsd.store_file import Store, open_store, with_id
 from topicsd.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
@@ -91,6 +92,7 @@ class Supervisor:
         self._plan = plan or ChildPlan()
         self._fs: FileSystem = file_system(settings.cold_dir)
         self._socket_dir = ""
+        self._store_id = ""
         self._listeners: list[socket.socket] = []
         self._workers: list[ChildKeeper] = []
         self._gateway = self._keeper("gateway", self._start_gateway, self._on_gateway, self._on_gateway_word)
@@ -133,7 +135,13 @@ class Supervisor:
             held.enter_context(DirLock(data_dir))
             store = open_store(self._fs, data_dir, shards=shards)
             store = await self._with_topics_in_place(store, signals)
+            self._store_id = with_id(self._fs, data_dir, store).id
+            if self._settings.wal_archive is not None:
+                # Not whether it can be reached, which may change, but whether it makes sense at all.
+                open_archive(self._fs, self._settings.wal_archive, setting="wal_archive")
             self._socket_dir = make_socket_dir(data_dir)
+        except BadSetting as err:
+            raise StartRefused(Exit.BAD_SETTINGS, err.message) from err
         except DirectoryLocked as err:
             raise StartRefused(Exit.LOCKED, str(err)) from err
         except (DataDamage, DiskFault) as err:
@@ -222,7 +230,9 @@ class Supervisor:
     def _start_worker(self, shard: int) -> ChildProcess:
         # Only the gateway checks keys.
         settings = dataclasses.replace(self._settings, api_keys=(), file_api_keys=())
-        boot = dataclasses.replace(self._boot(settings, _WORKER_LINKS_SHARE), shard=shard)
+        boot = dataclasses.replace(
+            self._boot(settings, _WORKER_LINKS_SHARE), shard=shard, store_id=self._store_id
+        )
         return ChildProcess.start(self._plan.worker_module, boot, env=self._env)
 
     def _start_gateway(self) -> ChildProcess:

@@ -15,7 +15,7 @@ import msgspec
 
 from shard_worker.core.hot_index import IN_MEMORY
 from shard_worker.core.piece import Piece, PieceSource
-from shard_worker.core.topic import REASON_MIXED, Run, Topic
+from shard_worker.core.topic import REASON_MIXED, REASON_RECREATED, Run, Topic
 from shared.api_types import DiffRequest
 from shared.errors import InvalidRequest
 from shared.limits import (
@@ -171,7 +171,7 @@ def _bounds(topic: Topic, from_seq: int, floor: int, earliest: int) -> tuple[int
     tombstone = None
     if from_seq > topic.head:
         # The reader knows seqs that this topic never had: it was deleted and made anew.
-        tombstone = Tombstone(1, topic.head, "recreated")
+        tombstone = Tombstone(1, topic.head, REASON_RECREATED)
         start = earliest
     elif from_seq + 1 < floor:
         reason = topic.reason or "ttl"

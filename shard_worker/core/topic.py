@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from shard_worker.core.lease_queue import LeaseQueue
 
 REASON_CAP, REASON_TTL, REASON_MIXED, REASON_SOURCE_TRIM = "cap", "ttl", "mixed", "source_trim"
+REASON_RECREATED = "recreated"
 
 
 @dataclass(slots=True)

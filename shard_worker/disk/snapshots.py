@@ -8,7 +8,7 @@ Layout: docs/disk-format.md §5.
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -161,11 +161,14 @@ def last_snapshot_number(fs: FileSystem, directory: str) -> int:
     return max(filter(None, map(snapshot_number, fs.list_dir(directory))), default=0)
 
 
-def remove_old_snapshots(fs: FileSystem, directory: str) -> None:
+def remove_old_snapshots(
+    fs: FileSystem, directory: str, is_kept: Callable[[int], bool] = lambda number: False
+) -> None:
     numbers = sorted(filter(None, map(snapshot_number, fs.list_dir(directory))))
-    for number in numbers[:-KEPT]:
+    outdated = [number for number in numbers[:-KEPT] if not is_kept(number)]
+    for number in outdated:
         fs.unlink(f"{directory}/{snapshot_file_name(number)}")
-    if len(numbers) > KEPT:
+    if outdated:
         fs.sync_dir(directory)
 
 

@@ -21,6 +21,8 @@ from shard_worker.inspection import answer, view_of_shard
 from shard_worker.metrics import worker_metrics
 from shard_worker.pressure import LoopLag, Signals
 from shard_worker.request import Request
+from shard_worker.serve.archive_loop import hand_over
+from shard_worker.serve.backup_links import BACKUP_OPS, BackupLinks
 from shard_worker.serve.link import Link, LinkGone
 from shard_worker.serve.peers import PeerLinks
 from shard_worker.serve.pushes import Pushes
@@ -63,6 +65,8 @@ class TurnLoop:
         self._read_only = False
         self._epoll = select.epoll()
         self._epoll.register(listener.fileno(), select.EPOLLIN)
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # wakes the loop from other tasks
+        self._epoll.register(self._bell, select.EPOLLIN)
         self._links: dict[int, Link] = {}
         self._masks: dict[int, int] = {}
         self._files = ServedFiles(shard.engine.wal)
@@ -79,6 +83,7 @@ class TurnLoop:
             after_answers=self._end_turn,
         )
         shard.engine.moves.peers = self._peers
+        self._backups = BackupLinks(shard, on_free=self._go_on)
         self._sync_wanted = trio.Event()
         self._work_wanted = trio.Event()
         self._turn_over = trio.Event()
@@ -94,6 +99,9 @@ class TurnLoop:
             nursery.start_soon(self._maintenance_loop)
             nursery.start_soon(self._ticks)
             nursery.start_soon(self._peers.run)
+            nursery.start_soon(self._backups.run)
+            if self._shard.archive is not None:
+                nursery.start_soon(hand_over, self._shard.archive, self._retire_files, self._engine.shard)
             await self._turns()
             nursery.cancel_scope.cancel()
 
@@ -101,7 +109,11 @@ class TurnLoop:
         busy = 0
         while not self._stopped:
             events = self._epoll.poll(0)
-            deferred = [link for link in self._links.values() if link.deferred and not link.full]
+            deferred = [
+                link
+                for link in self._links.values()
+                if link.deferred and not link.full and self._may_serve(link)
+            ]
             if not events and not deferred:
                 busy = 0
                 await self._wait()
@@ -115,6 +127,11 @@ class TurnLoop:
                 await trio.lowlevel.checkpoint()
 
     async def _wait(self) -> None:
+        if self._backups.held:
+            # A shard that is held does nothing on its own, and this task is the one that hears of the hold's end.
+            await trio.lowlevel.wait_readable(self._epoll.fileno())
+            self._lag.idle(time.perf_counter())
+            return
         deadline_ms = self._engine.next_deadline_ms()
         round_ms = self._pushes.next_round_ms()
         pressed = self._pressure.level or round_ms is not None
@@ -151,6 +168,7 @@ class TurnLoop:
         self._note_read_only()
         while True:
             await trio.sleep(_TICK_S)
+            await self._backups.free()
             self._engine.tick()
             self._shard.maintenance.tick(self._engine.now_ms())
             self._observe()
@@ -178,6 +196,7 @@ class TurnLoop:
                 continue
             if not await self._gather_company():
                 continue
+            await self._backups.free()
             # Not to be cancelled half-way: we could not say whether the group is durable.
             with trio.CancelScope(shield=True):
                 await self._sync()
@@ -205,10 +224,12 @@ class TurnLoop:
         job.run_ms = (time.perf_counter() - started) * 1000
         engine.finish_sync(job)
         self._pushes.finish_sync()
+        self._backups.after_sync()
 
     async def _maintenance_loop(self) -> None:
         maintenance = self._shard.maintenance
         while True:
+            await self._backups.free()
             try:
                 job = maintenance.next_job()
             except OSError as err:
@@ -229,6 +250,7 @@ class TurnLoop:
                 maintenance.failed(job, err)
                 await trio.sleep(_TICK_S)
             else:
+                await self._backups.free()
                 maintenance.finish(job)
             self._retire_files()
             self._end_turn()
@@ -243,6 +265,8 @@ class TurnLoop:
             if found is None:
                 if fd == self._listener.fileno():
                     self._accept()
+                elif fd == self._bell:
+                    os.eventfd_read(self._bell)
                 continue
             try:
                 if mask & select.EPOLLOUT:
@@ -259,8 +283,16 @@ class TurnLoop:
 
     def _serve_deferred(self, link: Link) -> None:
         """Requests in order, as far as their answers fit into a turn."""
-        while link.deferred and not link.full:
+        while link.deferred and not link.full and self._may_serve(link):
             self._submit(link, link.deferred.popleft())
+
+    def _may_serve(self, link: Link) -> bool:
+        """While a backup holds the shard, nobody else gets anything done."""
+        return not self._backups.held or self._backups.is_holder(link)
+
+    def _go_on(self) -> None:
+        """A hold has ended, perhaps while the loop waits for sockets: what came meanwhile is due."""
+        os.eventfd_write(self._bell, 1)
 
     def _submit(self, link: Link, message: WireRequest) -> None:
         options = message.options
@@ -275,6 +307,8 @@ class TurnLoop:
             self._subscription(link, message)
         elif self._draining and message.op not in (Op.PING, Op.CANCEL):
             request.fail(ShuttingDown())
+        elif message.op in BACKUP_OPS:
+            self._backups.submit(link, message)
         else:
             self._engine.submit(request)
 
@@ -309,8 +343,9 @@ class TurnLoop:
 
     def _end_turn(self) -> None:
         engine = self._engine
-        engine.commit()
-        self._pushes.serve()
+        if not self._backups.held:
+            engine.commit()
+            self._pushes.serve()
         totals = self._totals()
         for fd, link in list(self._links.items()):
             try:
@@ -357,6 +392,7 @@ class TurnLoop:
         self._epoll.unregister(fd)
         self._engine.forget_sink(link)
         self._pushes.forget(link)
+        self._backups.forget(link)
         link.close()
 
     def _retire_files(self) -> None:
@@ -393,16 +429,14 @@ class TurnLoop:
     def stop(self) -> None:
         self._stopped = True
         # The loop may be waiting for a socket: a closed listener in the set would not wake it, this does.
-        waker, other = socket.socketpair()
-        self._epoll.register(waker.fileno(), select.EPOLLIN)
-        other.close()
-        self._waker = waker
+        os.eventfd_write(self._bell, 1)
 
     def close(self) -> None:
         for fd in list(self._links):
             self._drop(fd)
         self._files.close()
         self._epoll.close()
+        os.close(self._bell)
 
 
 def peer_uid(sock: socket.socket) -> int:

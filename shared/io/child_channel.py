@@ -64,6 +64,9 @@ class Boot:
     shard: int | None = None
     """Workers only: which one this is."""
 
+    store_id: str = ""
+    """Workers only: the history that this data is part of; the archive is sorted by it."""
+
     listen_fds: tuple[int, ...] = ()
     """The gateway only: bound and listening sockets, inherited."""
 

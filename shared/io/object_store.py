@@ -61,6 +61,9 @@ class ObjectStore(Protocol):
     def delete(self, key: str) -> None:
         """Also fine if it is gone already."""
 
+    def discard_unfinished(self) -> None:
+        """Remove what writers that died have left. Nobody may be writing."""
+
 
 def is_bucket(place: str) -> bool:
     return place.startswith(S3_SCHEME)
@@ -203,6 +206,18 @@ class DirectoryStore(ObjectStore):
             return
         self._fs.sync_dir(os.path.dirname(path))
 
+    def discard_unfinished(self) -> None:
+        self._discard_below(self._root)
+
+    def _discard_below(self, directory: str) -> None:
+        for name in self._fs.list_dir(directory):
+            path = f"{directory}/{name}"
+            if name.endswith(_UNFINISHED):
+                self._fs.unlink(path)
+                continue
+            with suppress(NotADirectoryError):
+                self._discard_below(path)
+
 
 class BucketStore(ObjectStore):
     """A bucket through obstore. Credentials, region and endpoint come from the usual AWS_* variables."""
@@ -318,3 +333,6 @@ class BucketStore(ObjectStore):
                 self._obstore.delete(self._store, key)
 
         self._call(_checked(key), delete)
+
+    def discard_unfinished(self) -> None:
+        """A bucket shows nothing of an upload that was not finished; its lifecycle rules remove the parts."""

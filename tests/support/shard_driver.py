@@ -31,6 +31,7 @@ from tests.support.fake_disk import FakeDisk, Keep
 
 DATA_DIR = "/data"
 COLD_DIR = "/cold"
+STORE_ID = "feedfacecafe0001"  # under which the archive gets its files
 START_MS = 1_700_000_000_000
 WAL_FILE_BYTES = 4096  # small, so that a handful of writes rotates the log
 RECORD = dict[str, Any]
@@ -117,8 +118,10 @@ class ShardDriver:
         clock: ManualClock | None = None,
         wal_file_bytes: int = WAL_FILE_BYTES,
         open: bool = True,
+        number: int = 0,
         **overrides: object,
     ) -> None:
+        self._number = number
         self.disk = FakeDisk() if disk is None else disk
         self.clock = ManualClock() if clock is None else clock
         self.settings = replace(
@@ -153,10 +156,11 @@ class ShardDriver:
         self.shard = Shard.open(
             self.disk,
             self.settings,
-            0,
+            self._number,
             wall_ms=self.clock,
             clock=lambda: 0.0,
             wal_file_bytes=self.wal_file_bytes,
+            store_id=STORE_ID,
         )
 
     def kill(self) -> None:

@@ -47,7 +47,7 @@ def test_defaults_are_those_of_the_contract() -> None:
         "max_unsynced_bytes": 64 * MiB,
         "sync_interval_ms": 200, "cache_bytes": 64 * MiB, "drain_timeout_ms": 10_000,
         "request_timeout_ms": 30_000, "keepalive_timeout_ms": 75_000, "log_level": "info",
-        "log_format": "auto", "slow_request_ms": 1000, "wal_shards": 2,
+        "log_format": "auto", "slow_request_ms": 1000, "wal_shards": 2, "wal_archive": None,
     }  # fmt: skip
     assert {name: getattr(settings, name) for name in expected} == expected
     assert set(expected) == {row.name for row in SETTINGS}
