@@ -128,6 +128,9 @@ def test_a_backup_under_load_comes_back_at_its_end_at_a_time_and_at_a_seq(tmp_pa
         wanted = [(each["$seq"], each["data"]) for each in full[topic] if each["$ts"] <= middle]
         assert rows_of(tmp_path / "time", topic) == wanted
 
+    for restored in ("end", "time"):
+        assert "damaged" not in topicsd("verify", "--data-dir", tmp_path / restored)
+
     # A seq: exactly up to that record. This one is served.
     seq = len(full[topics[0]]) // 2
     topicsd("restore", place, "--data-dir", tmp_path / "seq", "--to-seq", f"{topics[0]}:{seq}")
@@ -196,6 +199,7 @@ def test_a_stopped_store_goes_to_a_bucket_and_comes_back(tmp_path: Path, s3: S3S
     assert "2 backups" in topicsd("backup", "verify", place)
     assert "removed 1 backup" in topicsd("backup", "prune", place, "--keep", 1)
     assert "60 records" in topicsd("restore", place, "--data-dir", tmp_path / "back")
+    assert "clean" in topicsd("verify", "--data-dir", tmp_path / "back")
     driver = ShardDriver(
         cast(FakeDisk, RealFileSystem()),
         data_dir=str(tmp_path / "back"),

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
 
 import click
 
 from shard_worker.shard import topicsd_version
 from shared.errors import BadSetting, DataDamage, DiskFault
+from shared.io.bucket_fs import file_system
 from shared.io.durable_fs import RealFileSystem
 from shared.io.object_store import ObjectStore, open_store
 from topicsd.backup.check import check_backups
@@ -19,10 +19,8 @@ from topicsd.backup.place import list_backups
 from topicsd.backup.prune import prune as prune_place
 from topicsd.backup.refusal import BackupRefused
 from topicsd.backup.store_access import opened_store, source_of
-from topicsd.commands.settings_options import refuse, settings_or_exit
+from topicsd.commands.settings_options import refuse, settings_or_exit, some_settings
 from topicsd.exits import Exit, StartRefused
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -32,30 +30,17 @@ def backup() -> None:
     """Make, list, check and prune backups. DEST is a directory or s3://bucket/prefix."""
 
 
-def config_option(command: F) -> F:
-    return click.option(
-        "--config",
-        "config_file",
-        metavar="FILE",
-        type=click.Path(dir_okay=False),
-        help="TOML file with settings.",
-    )(command)
-
-
 @backup.command()
 @click.argument("dest")
-@config_option
-@click.option("--data-dir", metavar="DIR", help="Data directory of the server, running or stopped.")
-@click.option("--cold-dir", metavar="DIR", help="Its cold tier, if it has one.")
+@some_settings("data_dir", "cold_dir")
 @click.option("--quiet", is_flag=True, help="Print the id of the new backup and nothing else.")
 def create(
     dest: str, config_file: str | None, data_dir: str | None, cold_dir: str | None, quiet: bool
 ) -> None:
     """Back up to DEST what DEST does not have yet; the server goes on serving."""
     settings = settings_or_exit(config_file, {"data_dir": data_dir, "cold_dir": cold_dir})
-    fs = RealFileSystem()
     with refusals():
-        place = open_store(fs, dest, setting="DEST")
+        fs, place = file_system(settings.cold_dir), _open(dest)
         with opened_store(fs, settings) as opened:
             maker = BackupMaker(
                 place, source_of(fs, settings), opened.store_id, topicsd_version(), _quiet if quiet else _say
