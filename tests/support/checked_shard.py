@@ -698,6 +698,8 @@ class CheckedShard:
             check(
                 (item["count"], item["bytes"]) == (topic.count, topic.bytes) or self.faulty, "list item", item
             )
+        commits = self.driver.engine.commits
+        check(not commits.idle or commits.waiting_bytes == 0, "weight of nothing", commits.waiting_bytes)
 
     # --- crashes ----------------------------------------------------------------------------------------
 

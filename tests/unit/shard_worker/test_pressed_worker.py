@@ -14,7 +14,7 @@ import pytest
 import trio
 
 from shard_worker.disk.wal import SyncJob
-from shard_worker.pressure import FULL, PAUSE, WIDEN
+from shard_worker.pressure import COALESCE, FULL, PAUSE, WIDEN
 from shared.limits import MiB
 from shared.wire import Op, TopicAdvanced, decode_metrics
 from tests.support.fake_shard import eventually
@@ -136,3 +136,21 @@ async def test_paused_pushes_leave_by_themselves_when_the_pressure_is_gone() -> 
         driver.shard.pressure.level = 0
         push = await client.until(TopicAdvanced)
         assert isinstance(push, TopicAdvanced) and (push.from_seq, push.to_seq) == (0, 3)
+
+
+@pytest.mark.trio
+async def test_a_peer_that_does_not_read_is_a_sign_of_pressure() -> None:
+    """Seen by the loop itself: one link is stuck, another one is served as ever."""
+    driver = ShardDriver(clock=RealClock(), wal_file_bytes=64 * MiB, cold_dir=None, min_free_bytes=0)
+    driver.append("t", [{"data": "x" * 500_000}])
+    driver.sync()
+    driver.seal()
+    async with running(driver) as worker:
+        stuck, other = await worker.connect("cli"), await worker.connect()
+        await stuck.ask(Op.READ, "t", b"{}", count=20)
+        pressure = driver.shard.pressure
+        await eventually(lambda: pressure.level >= COALESCE)
+        told = await metrics(other)
+        assert 4 * MiB <= told["ipc_backlog_bytes"] <= 10 * MiB
+        assert len(await stuck.answers(20)) == 20, "late, and all of them"
+        await eventually(lambda: pressure.level == 0)
