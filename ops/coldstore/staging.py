@@ -240,7 +240,10 @@ def _joined(one: Removed, other: Removed) -> Removed:
 
 
 def remove_staging(fs: FileSystem, place: ShardPlace, job: str) -> None:
-    """Give up a job: everything it has written goes."""
-    for name in fs.list_dir(place.staging):
+    """Give up a job: everything it has written goes. Not if it was handed over: that is the worker's from then on."""
+    names = fs.list_dir(place.staging)
+    if f"{job}{STAGED_ENDING}" in names:
+        return
+    for name in names:
         if name.startswith(f"{job}."):
             fs.unlink(f"{place.staging}/{name}")
