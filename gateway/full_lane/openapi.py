@@ -441,7 +441,6 @@ def _notes(settings: Settings) -> dict[str, dict[str, Json]]:
         return f"clamped to {CLAMPED[name][0]}…{CLAMPED[name][1]}"
 
     most = settings.max_limit
-    unused = "Stored and shown; nothing acts on it in this release."
     match: Json = {
         "description": "A tag, or `[field, op, value]`: field `tag`, `key` or `node`, op `Eq` or `Glob`. A Glob value "
         "ends with its only star.",
@@ -481,9 +480,9 @@ def _notes(settings: Settings) -> dict[str, dict[str, Json]]:
             "pattern": _NAME_PATTERN,
         },
         "leases_durable": {"description": "Queues: leases survive a restart of the server."},
-        "cleanup": {"description": unused},
-        "min_compaction_lag_ms": {"description": unused},
-        "delete_retention_ms": {"description": unused},
+        "cleanup": {"description": "With `compact`, a compaction keeps the last value of each key."},
+        "min_compaction_lag_ms": {"description": "Compaction leaves younger records alone."},
+        "delete_retention_ms": {"description": "How long a keyed null stays before compaction drops it."},
     }  # fmt: skip
     of_queues = openapi_queues.notes(settings, match)
     return of_queues | {

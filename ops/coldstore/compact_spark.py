@@ -112,23 +112,24 @@ def find_superseded_spark(session: Any, plan_file: str, work: Work) -> dict[int,
     if not rules:
         return {}
     session.dataSource.register(KeysSource)
-    rows = session.read.format("topics_keys").option("plan", plan_file).load().cache()
-    try:
-        gone: dict[int, BitMap64] = {}
-        for row in rows.where("held is not null").select("topic_id", "held").toLocalIterator():
-            seqs = BitMap64.deserialize(bytes(row.held))
-            gone[row.topic_id] = gone.get(row.topic_id, BitMap64()) | seqs
-        newest = (
-            rows.where("key is not null")
-            .groupBy("topic_id", "key")
-            .agg(f.max(f.struct("seq", "ts", "is_null")).alias("last"))
-            .select("topic_id", "last.seq", "last.ts", "last.is_null")
-        )
-        for row in newest.toLocalIterator():
-            if not (row.is_null and row.ts < work.now_ms - rules[row.topic_id].retention_ms):
-                gone[row.topic_id].discard(row.seq)
-    finally:
-        rows.unpersist()
+    # One pass: bitmaps of the candidates travel as rows without a key. What comes back is a seq per key.
+    rows = (
+        session.read.format("topics_keys")
+        .option("plan", plan_file)
+        .load()
+        .groupBy("topic_id", "key")
+        .agg(f.max(f.struct("seq", "ts", "is_null")).alias("last"), f.collect_list("held").alias("held"))
+        .select("topic_id", "last.seq", "last.ts", "last.is_null", "held")
+        .collect()
+    )
+    gone: dict[int, BitMap64] = {}
+    for row in rows:
+        for stored in row.held:
+            gone[row.topic_id] = gone.get(row.topic_id, BitMap64()) | BitMap64.deserialize(bytes(stored))
+    for row in rows:
+        expired = row.is_null and row.ts < work.now_ms - rules[row.topic_id].retention_ms
+        if not row.held and not expired:
+            gone[row.topic_id].discard(row.seq)
     return {topic_id: seqs for topic_id, seqs in gone.items() if seqs}
 
 

@@ -130,7 +130,7 @@ def write_export_bin(work: ExportWork, at: int, attempt: int) -> list[ExportFile
     if not batches:
         return []
     table = pa.Table.from_batches(batches)
-    stamps = table["ts"].cast(pa.timestamp("ms", tz="UTC"))
+    stamps = table["ts"].cast(pa.timestamp("ms"))  # UTC
     table = table.set_column(table.schema.get_field_index("ts"), "ts", stamps)
     table = table.append_column(_DAY, pc.strftime(stamps, format="%Y-%m-%d"))
     found = []

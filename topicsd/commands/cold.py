@@ -5,6 +5,8 @@ from __future__ import annotations
 import click
 
 from topicsd.commands.cold_audit import audit
+from topicsd.commands.cold_compact import adopt, compact
+from topicsd.commands.cold_export import export
 
 
 @click.group()
@@ -12,4 +14,7 @@ def cold() -> None:
     """Audit, compact and export sealed data."""
 
 
+cold.add_command(adopt)
 cold.add_command(audit)
+cold.add_command(compact)
+cold.add_command(export)

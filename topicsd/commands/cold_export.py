@@ -16,7 +16,10 @@ _NO_ARROW = "Parquet needs the package pyarrow: pip install 'topicsd[spark]'"
 @click.command()
 @data_dir_option
 @click.option(
-    "--cold-dir", envvar="TOPICS_COLD_DIR", metavar="DIR", help="The cold tier: a directory, or s3://bucket/prefix."
+    "--cold-dir",
+    envvar="TOPICS_COLD_DIR",
+    metavar="DIR",
+    help="The cold tier: a directory, or s3://bucket/prefix.",
 )
 @click.option(
     "--out", required=True, metavar="DIR", help="Where the files go: a directory, or s3://bucket/prefix."
