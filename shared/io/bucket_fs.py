@@ -19,7 +19,7 @@ from contextlib import suppress
 from typing import IO, Final
 
 from shared.io.durable_fs import File, FileSystem, RealFileSystem
-from shared.io.object_store import BucketStore, StoreUnreachable, is_bucket
+from shared.io.object_store import S3_SCHEME, BucketStore, StoreUnreachable, is_bucket
 
 _PART_BYTES: Final = 8 << 20
 _UNFINISHED: Final = ".tmp"
@@ -48,7 +48,7 @@ class TieredFileSystem(FileSystem):
     """Local files, and one bucket for all paths below its URL."""
 
     def __init__(self, url: str, *, setting: str = "cold_dir", patient: bool = True) -> None:
-        self._url = url.rstrip("/")
+        self._url = S3_SCHEME + url.removeprefix(S3_SCHEME).rstrip("/")
         self._setting = setting
         self._local = RealFileSystem()
         self._patient = patient
@@ -271,10 +271,11 @@ class _Upload(File):
 
 
 def file_system(*places: str | None) -> FileSystem:
-    """What can read and write these places; the first that is a bucket counts. BadSetting if it cannot be used."""
+    """What can read and write these places, all of them in one bucket or none. BadSetting if it cannot be used."""
     for place in places:
         if place is not None and is_bucket(place):
-            return TieredFileSystem(place)
+            # The whole bucket, not the place: paths beside it (an export, a single file) are read just as well.
+            return TieredFileSystem(S3_SCHEME + place.removeprefix(S3_SCHEME).partition("/")[0])
     return RealFileSystem()
 
 

@@ -103,6 +103,15 @@ def test_only_a_bucket_needs_the_package(monkeypatch: pytest.MonkeyPatch, url: s
         file_system("s3://bucket/x")
 
 
+def test_any_path_in_the_bucket_is_reached(url: str) -> None:
+    write_atomically(TieredFileSystem(url), f"{url}/a/file", [b"x"])
+    fs = file_system(None, f"{url}/a/file")
+    assert read_whole(fs, f"{url}/a/file") == b"x"
+    assert fs.list_dir(f"{url}/a") == ["file"] and fs.list_dir(url.removesuffix("/some/prefix")) == ["some"]
+    with pytest.raises(BadSetting, match="names no bucket"):
+        file_system("s3://")
+
+
 def test_segments_move_to_the_bucket_and_are_read_from_there(url: str, tmp_path: Path) -> None:
     driver = shard_on(url, tmp_path)
     before = data(driver)
