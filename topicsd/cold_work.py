@@ -46,8 +46,6 @@ def now_ms() -> int:
 
 def places(fs: FileSystem, data_dir: str, cold_dir: str) -> list[ShardPlace]:
     """The shards of the store that have anything in the cold tier."""
-    if not fs.exists(data_dir):
-        raise WorkFailed(f"{data_dir} is not there: name the server's data directory with --data-dir")
     found = [shard_of_dir(name) for name in fs.list_dir(cold_dir)]
     return [ShardPlace(number, data_dir, cold_dir) for number in found if number is not None]
 
@@ -55,6 +53,8 @@ def places(fs: FileSystem, data_dir: str, cold_dir: str) -> list[ShardPlace]:
 @contextmanager
 def server_stopped(data_dir: str) -> Iterator[bool]:
     """Whether no server uses the directory; if so it stays locked for as long as this lasts."""
+    if not os.path.isdir(data_dir):
+        raise WorkFailed(f"{data_dir} is not there: name the server's data directory with --data-dir")
     lock = DirLock(data_dir)
     try:
         lock.acquire()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from shared.io.durable_fs import RealFileSystem
 from shared.staged import Staged
 from tests.support.compaction_kit import run_jobs
 from tests.support.s3_server import s3_server
+from tests.support.server_process import ROOT, environment
 from tests.support.shard_driver import ShardDriver
 from tests.support.spark_faults import FailingOnceSink, FailingSink
 
@@ -115,19 +118,25 @@ def test_a_bad_block_ends_the_job_and_is_named(spark: Any, tmp_path: Path) -> No
     assert list((tmp_path / "cold/shard-0000/staging").iterdir()) == []
 
 
-def test_a_store_in_a_bucket_is_compacted_by_spark(spark: Any, tmp_path: Path) -> None:
+@pytest.mark.exhaustive  # a session of its own: the tasks' environment is the one that the session began with
+def test_a_store_in_a_bucket_is_compacted_by_spark(tmp_path: Path) -> None:
     from shared.io.bucket_fs import TieredFileSystem
 
     with s3_server() as server:
         url = f"s3://{server.new_bucket()}/cold"
-        fs = TieredFileSystem(url)
-        driver = shard(str(tmp_path / "data"), url, fs)
-        place = ShardPlace(0, str(tmp_path / "data"), url)
-        basis = load_basis(fs, place)
-        assert basis is not None
+        driver = shard(str(tmp_path / "data"), url, TieredFileSystem(url))
         left = [record["$seq"] for record in driver.read_all("plain")]
-        staged = compact_spark(spark, place, basis, job="j", now_ms=driver.clock())
-        assert staged is not None
-        run_jobs(driver)
+        driver.close()
+        command = ["cold", "compact", "--data-dir", str(tmp_path / "data"), "--cold-dir", url]
+        done = subprocess.run(
+            [sys.executable, "-m", "topicsd", *command, "--engine", "spark", "--master", "local[2]"],
+            cwd=ROOT,
+            env=environment(server.env),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert "records removed; receipt: " in done.stdout
+        driver.reopen()
         assert [record["$seq"] for record in driver.read_all("plain")] == left
-        assert fs.list_dir(f"{url}/shard-0000/receipts") == ["j.json"]
