@@ -39,9 +39,11 @@ class Watchdog:
     async def run(self, gateway: ChildKeeper, workers: Sequence[ChildKeeper]) -> None:
         if self._notifier.watchdog_s is None:
             return
+        # Often enough to notice, however patient the manager is.
+        pause_s = min(self._notifier.watchdog_s / _PINGS_PER_INTERVAL, self._limits.silent_s)
         while True:
             self._look(list(self._signs(gateway, workers)))
-            await trio.sleep(self._notifier.watchdog_s / _PINGS_PER_INTERVAL)
+            await trio.sleep(pause_s)
 
     def _look(self, signs: list[Sign]) -> None:
         reasons = stuck(signs, self._limits)

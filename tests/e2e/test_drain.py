@@ -16,7 +16,7 @@ from tests.support.write_load import Load, Writer, check_log
 def test_a_drain_under_load_ends_in_time_and_loses_nothing(tmp_path: Path) -> None:
     topics = {fresh_on(shard, 2): durable for shard in range(2) for durable in (True, False)}
     # So long that it would show if anyone waited for a share of it to pass.
-    with LiveServer(tmp_path / "data", env={"TOPICS_DRAIN_TIMEOUT_MS": "60000"}) as server:
+    with LiveServer(tmp_path / "data", env={"TOPICS_DRAIN_TIMEOUT_MS": "100000"}) as server:
         with server.wait_serving().client() as client:
             for topic, durable in topics.items():
                 client.put(topic, durable=durable)

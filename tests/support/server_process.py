@@ -28,7 +28,7 @@ from topicsd.key_file import with_key_file
 from topicsd.supervisor import ChildPlan
 
 ROOT = Path(__file__).parents[2]
-WAIT_S = 15.0
+WAIT_S = 45.0
 Line = dict[str, Any]
 T = TypeVar("T")
 
