@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import secrets
@@ -40,8 +41,8 @@ def run_worker(channel: ChildChannel, boot: Boot) -> int:
     settings = boot.settings
     fs = file_system(settings.cold_dir)
     root = shard_paths(settings, boot.shard).root
-    fs.make_dir(root)
     try:
+        fs.make_dir(root)
         with DirLock(root):
             shard = _recover(channel, boot, fs, boot.shard)
             return trio.run(_serve, channel, boot, shard)
@@ -61,6 +62,20 @@ def run_worker(channel: ChildChannel, boot: Boot) -> int:
         log.error("shard.disk_fault", extra={"shard": boot.shard, "reason": str(err)})
         channel.report("failed", reason=str(err), retry=True)
         return Exit.DISK_FAULT
+    except OSError as err:
+        # Nothing was lost: recovery changes a file only where it could write what it must first. Tried again.
+        reason = start_refused_by_disk(err)
+        log.error("shard.start_failed", extra={"shard": boot.shard, "reason": reason})
+        channel.report("failed", reason=reason, retry=True)
+        return Exit.DISK_FAULT
+
+
+def start_refused_by_disk(err: OSError) -> str:
+    """For the operator, in the log and in /v0/ready."""
+    reason = f"{err.filename or 'a file'} cannot be used: {err.strerror}"
+    if err.errno in (errno.ENOSPC, errno.EDQUOT):
+        reason += "; free some space on that disk, and it starts by itself"
+    return reason
 
 
 def _recover(channel: ChildChannel, boot: Boot, fs: FileSystem, number: int) -> Shard:
