@@ -45,13 +45,17 @@ def repair_manifest(fs: FileSystem, survey: Survey, now_ms: int) -> None:
         return
     kept = {number: held for number, held in listed.items() if number not in gone}
     for number, entry in state.segments.items():
-        if entry.tier == TIER_COLD and number not in kept:
-            path = f"{directory}/data/{segment_file_name(number)}"
-            file = fs.open(path)
+        if entry.tier != TIER_COLD or number in kept:
+            continue
+        try:
+            file = fs.open(f"{directory}/data/{segment_file_name(number)}")
             try:
                 kept[number] = describe_verified(file, number, entry.digest)
             finally:
                 file.close()
+        except (CorruptSegment, FileNotFoundError):
+            if entry.runs:
+                raise
     checksum = 0
     if current is not None:
         checksum = manifest_checksum(read_whole(fs, f"{directory}/{manifest_name(current.generation)}"))

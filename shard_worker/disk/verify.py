@@ -113,7 +113,9 @@ class Verification:
             self._check_wal_header(file, number)
             size = file.size() if end is None else end
             for start, stop, reason in self._unreadable(file, number, size, ends=end is None):
-                self.gaps.append((lsn_of(number, start), lsn_of(number, stop)))
+                # Without a frame behind it nothing of the file can be read, also not what was cut off its end.
+                until = lsn_of(number, stop) if stop is not None else lsn_of(number + 1, 0)
+                self.gaps.append((lsn_of(number, start), until))
                 self.damage.append(CorruptFrame(path=path, offset=start, reason=reason))
             self._count(path, size)
         finally:
@@ -131,8 +133,8 @@ class Verification:
 
     def _unreadable(
         self, file: File, number: int, size: int, *, ends: bool
-    ) -> Iterator[tuple[int, int, str]]:
-        """Stretches [start, stop) that hold no frames, with the reason."""
+    ) -> Iterator[tuple[int, int | None, str]]:
+        """Stretches [start, stop) that hold no frames, with the reason; stop None: nothing follows."""
         position, base, last_kind = FILE_HEADER_BYTES, lsn_of(number, 0), 0
         while True:
             stop = None
@@ -148,7 +150,7 @@ class Verification:
             if (last_kind == Kind.FILE_END) if ends else (stop.offset >= size):
                 return
             later = find_valid_frame(file.pread, stop.offset + 1, size, base)
-            yield stop.offset, size if later is None else later, _reason(stop)
+            yield stop.offset, later, _reason(stop)
             if later is None:
                 return
             position = later
