@@ -5,9 +5,10 @@ Only repair does this. Whoever keeps records (a batch, a run) is changed by the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from shard_worker.core.seq_set import SeqSet
 from shard_worker.core.topic import REASON_MIXED, Topic
 from shared.control_frames import Hole
 
@@ -31,6 +32,38 @@ def lose(topic: Topic, first: int, last: int) -> Iterator[Lost]:
             end -= 1
         yield _lose_stretch(topic, first, end)
         first = stop + 1
+
+
+def absent(topic: Topic, seqs: Sequence[int]) -> list[int]:
+    """Seqs between the first and the last of a block's that the topic takes for live, and that are not in the block.
+
+    Sealing leaves out what is dead, so they were removed before; the log has lost the frame that said so.
+    """
+    if seqs[-1] - seqs[0] + 1 == len(seqs):
+        return []
+    held = frozenset(seqs)
+    return [seq for seq in live_seqs(topic, seqs[0], seqs[-1]) if seq not in held]
+
+
+def live_seqs(topic: Topic, first: int, last: int) -> Iterator[int]:
+    while (first := topic.next_live(first)) <= last:
+        yield first
+        first += 1
+
+
+def let_go(topic: Topic, seqs: list[int]) -> None:
+    """They were removed, and nobody knew: as silent as their removal was."""
+    if not seqs:
+        return
+    if topic.deleted is None:
+        topic.deleted = SeqSet()
+    for seq in seqs:
+        topic.deleted.add(seq)
+        if topic.queue is not None:
+            topic.queue.forget(seq)
+    topic.count -= len(seqs)
+    topic.removals += 1
+    topic.live_from = topic.next_live(topic.live_from) if topic.count else topic.head + 1
 
 
 def _lose_stretch(topic: Topic, first: int, last: int) -> Lost:

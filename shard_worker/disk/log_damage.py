@@ -10,8 +10,11 @@ from shard_worker.core.shard_state import ShardState
 from shard_worker.core.topic import Topic
 from shared.control_frames import Hole
 from shared.errors import CorruptFrame
-from shared.frame import Frame, Kind
-from shared.wal_format import JSON_OFFSET, split_lsn
+from shared.frame import FRAME_HEADER_BYTES, Frame, Kind
+from shared.wal_format import APPEND_HEADER_BYTES, JSON_OFFSET, split_lsn
+
+_KIND_AT = 8
+_CBOR_MAP = 5  # the major type, in the upper three bits of an item's first byte
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +30,8 @@ class LogGap:
     """Whose frame it seems to have been; 0 if nothing says so."""
     head: int = 0
     """Of that topic."""
-    lone: bool = False
-    """It is one frame of that topic and nothing else."""
+    suspects: frozenset[int] | None = None
+    """Topics whose next records it may have been; None: anyone's."""
 
     def seqs(self, topic: Topic) -> tuple[int, int | None]:
         """What was lost: what a snapshot has of the batch, or else the seqs that turned out to be missing."""
@@ -51,6 +54,21 @@ class LogGap:
             first_seq=first,
             last_seq=last,
         )
+
+
+def whose_records(frame: bytes, claimed_topic: int, state: ShardState) -> frozenset[int] | None:
+    """Whose records one unreadable frame may hold. Any of its bytes may be the wrong one, so two must agree.
+
+    An append goes on where its topic ended: where topic and seq fit each other, only topics with that end come into
+    question (the topic id itself may be wrong). A body that begins like a CBOR map holds no records.
+    """
+    if len(frame) < FRAME_HEADER_BYTES + APPEND_HEADER_BYTES:
+        return frozenset()
+    if frame[_KIND_AT] != Kind.APPEND:
+        return frozenset() if frame[FRAME_HEADER_BYTES] >> 5 == _CBOR_MAP else None
+    first = int.from_bytes(frame[FRAME_HEADER_BYTES : FRAME_HEADER_BYTES + 8], "little")
+    fitting = frozenset(topic.id for topic in state.catalog.by_id.values() if topic.head + 1 == first)
+    return fitting if claimed_topic in fitting else None
 
 
 @dataclass(slots=True)
@@ -88,7 +106,11 @@ class LogDamage:
     def end_unknown(self, topic: Topic) -> list[LogGap]:
         """The gaps in which the topic's newest records may have been, with nothing behind them to tell."""
         certain = self.known_upto.get(topic.id, 0)
-        return [gap for gap in self.gaps if certain < gap.lsn and (not gap.lone or gap.topic_id == topic.id)]
+        return [
+            gap
+            for gap in self.gaps
+            if certain < gap.lsn and (gap.suspects is None or topic.id in gap.suspects)
+        ]
 
     def lost_topics(self) -> dict[int, int]:
         """Ids of topics whose creation was lost, with the number of their records in the log."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from shard_worker.core.replay import replay_frame
 from shard_worker.core.shard_state import ShardState
-from shard_worker.disk.log_damage import LogDamage, LogGap
+from shard_worker.disk.log_damage import LogDamage, LogGap, whose_records
 from shard_worker.disk.quarantine import quarantine_copy, quarantine_file
 from shard_worker.disk.record_store import RecordStore, segment_number
 from shard_worker.disk.shard_paths import ShardPaths as ShardPaths
@@ -105,6 +105,7 @@ def recover(
     store.verified_from = start
     replay.open_files(numbers)
     end = replay.run(start)
+    store.close()  # a segment may have moved behind the frame that made us open it
     synced = replay.synced
     if snapshot is not None and end < snapshot.end:
         report.damage.append(
@@ -289,7 +290,7 @@ class _Replay:
                     self.synced = max(self.synced, _synced_upto(found))
             except BadBytes as err:
                 begin, end = found.lsn & 0xFFFFFFFF, lsn_of(number, found.end)
-                self._add_gap(number, begin, end, str(err), found.topic_id, lone=True)
+                self._add_gap(number, begin, end, str(err), found.topic_id)
             except ColdUnreachable:
                 # A delete has to look into records that cannot be read now. Without it they would come back, and
                 # nothing is damaged: the next start tries again.
@@ -329,9 +330,7 @@ class _Replay:
         verdict = stop.verdict
         reason = verdict.reason if isinstance(verdict, Torn) else "zeros where a frame was"
         topic_id = self._claimed_topic(number, stop.offset, verdict) if isinstance(verdict, Torn) else 0
-        length = int.from_bytes(self._files[number].pread(4, stop.offset + FRAME_LENGTH_AT), "little")
-        lone = topic_id > 0 and later == (number, stop.offset + length)
-        self._add_gap(number, stop.offset, lsn_of(*later), reason, topic_id, lone=lone)
+        self._add_gap(number, stop.offset, lsn_of(*later), reason, topic_id)
         return later
 
     def _claimed_topic(self, number: int, offset: int, verdict: Torn) -> int:
@@ -409,12 +408,16 @@ class _Replay:
     def _bad_header(self, number: int) -> CorruptFrame:
         return CorruptFrame(path=self._files[number].path, offset=0, reason=self._headless[number])
 
-    def _add_gap(self, number: int, offset: int, end: int, reason: str, topic_id: int, *, lone: bool) -> None:
-        topic = self._state.catalog.by_id.get(topic_id)
+    def _add_gap(self, number: int, offset: int, end: int, reason: str, topic_id: int) -> None:
+        file, state = self._files[number], self._state
+        length = int.from_bytes(file.pread(4, offset + FRAME_LENGTH_AT), "little")
+        suspects = None
+        if end == lsn_of(number, offset + length):
+            suspects = whose_records(file.pread(length, offset), topic_id, state)
+        topic = state.catalog.by_id.get(topic_id)
         head = topic.head if topic is not None else 0
-        path = self._files[number].path
-        gap = LogGap(path, lsn_of(number, offset), end, reason, topic_id, head, lone)
-        self._report.log.add(gap, self._state)
+        gap = LogGap(file.path, lsn_of(number, offset), end, reason, topic_id, head, suspects)
+        self._report.log.add(gap, state)
 
     def rewrite(self, synced: int, end: int) -> None:
         """Write what nobody has synced once more, if it was read from the page cache of a process that died.

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
-from shard_worker.core.loss import Lost, lose
+from shard_worker.core.loss import Lost, absent, let_go, live_seqs, lose
 from shard_worker.core.piece import Piece
 from shard_worker.core.seq_set import SeqSet
 from shard_worker.core.shard_state import TIER_COLD, TIER_HOT, SegmentEntry
@@ -63,7 +64,8 @@ class SegmentRescue:
             for run in topic.runs
             if run.segment == number
         ]
-        intact = [path for path in copies if self._is_intact(path, entry, holders)]
+        whole = [path for path in copies if self._is_whole(path, entry)]
+        intact = [path for path in whole if self._has_all(path, holders)]
         for path in intact:
             tier = TIER_HOT if path.startswith(self._survey.paths.segments + "/") else TIER_COLD
             if tier == TIER_HOT or self._in_manifest(number, entry.digest):
@@ -72,7 +74,9 @@ class SegmentRescue:
                     f"segment {number} is served from its other copy, {path}: nothing of it is lost"
                 )
                 return [copy for copy in copies if copy not in intact]
-        self._rewrite(number, copies, holders)
+        for topic, run in holders if whole else ():
+            let_go(topic, self._removed_before(topic, run, whole[0]))
+        self._rewrite(copies, holders)
         del self._state.segments[number]
         return copies
 
@@ -89,21 +93,42 @@ class SegmentRescue:
         listed = manifest.segments if manifest is not None else ()
         return any((held.number, held.digest) == (number, digest) for held in listed)
 
-    def _is_intact(self, path: str, entry: SegmentEntry, holders: list[tuple[Topic, Run]]) -> bool:
-        """Whole, the right one, and with everything that is said to be in it."""
+    def _is_whole(self, path: str, entry: SegmentEntry) -> bool:
         file = self._fs.open(path)
         try:
             header = read_header(file.pread)
             if (header.number, header.shard) != (entry.number, self._survey.shard):
                 return False
             digest = entry.digest if entry.digest != DIGEST_UNKNOWN else None
-            if not verify_segment(file.pread, file.size(), digest).ok:
-                return False
+            return verify_segment(file.pread, file.size(), digest).ok
         except FormatError:
             return False
         finally:
             file.close()
-        return not any(self._missing(topic, run, self._places(path, topic, run)) for topic, run in holders)
+
+    def _has_all(self, path: str, holders: list[tuple[Topic, Run]]) -> bool:
+        """Is everything in it that is said to be?"""
+        for topic, run in holders:
+            places = self._places(path, topic, run)
+            if self._missing(topic, run, places) or self._removed_before(topic, run, path):
+                return False
+        return True
+
+    def _removed_before(self, topic: Topic, run: Run, path: str) -> list[int]:
+        """Seqs among those of a whole file that it does not have: they were dead when it was sealed."""
+        gone: list[int] = []
+        places = self._places(path, topic, run)
+        for place, following in pairwise([*places, None]):
+            assert place is not None
+            gone += self._absent(topic, place)
+            if following is not None:
+                gone += live_seqs(topic, place.header.last_seq + 1, following.header.first_seq - 1)
+        return gone
+
+    def _absent(self, topic: Topic, place: _Place) -> list[int]:
+        header = place.header
+        dense = header.last_seq - header.first_seq + 1 == header.count
+        return [] if dense else absent(topic, self._piece(place).seqs)
 
     # --- reading what can be read -----------------------------------------------------------------------
 
@@ -177,7 +202,7 @@ class SegmentRescue:
 
     # --- writing it anew --------------------------------------------------------------------------------
 
-    def _rewrite(self, number: int, copies: list[str], holders: list[tuple[Topic, Run]]) -> None:
+    def _rewrite(self, copies: list[str], holders: list[tuple[Topic, Run]]) -> None:
         state = self._state
         state.last_segment += 1
         builder = SegmentBuilder(self._survey.shard, state.last_segment, self._now_ms)
@@ -205,6 +230,8 @@ class SegmentRescue:
     def _move_run(
         self, topic: Topic, run: Run, places: list[_Place], file: File, builder: SegmentBuilder
     ) -> None:
+        for place in places:
+            let_go(topic, self._absent(topic, place))
         for first, last in self._missing(topic, run, places):
             self.losses.extend((topic, lost) for lost in lose(topic, first, last))
         live = 0

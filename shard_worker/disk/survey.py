@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from shard_worker.core.loss import absent
 from shard_worker.core.shard_state import ShardState
 from shard_worker.core.topic import Run, Topic
 from shard_worker.disk.recovery import Recovered, recover
@@ -138,11 +139,14 @@ def _check_runs(recovered: Recovered, check: Verification) -> None:
 
 
 def uncovered(recovered: Recovered, topic: Topic, run: Run) -> Iterator[tuple[int, int]]:
-    """The stretches of a run with live records that no block of its segment covers."""
+    """Live records of a run that are not in its segment, as stretches."""
     at = max(run.first, topic.live_from)
     for piece in recovered.store.sealed_pieces(run.segment, topic.id, at, run.last):
         if topic.live_between(at, piece.first - 1):
             yield at, piece.first - 1
+        if not piece.dense:
+            for seq in absent(topic, piece.seqs):
+                yield seq, seq
         at = max(at, piece.last + 1)
     if topic.live_between(at, run.last):
         yield at, run.last

@@ -398,7 +398,7 @@ def badly_hurt() -> ShardDriver:
     return driver
 
 
-@pytest.mark.parametrize("stride", [7, pytest.param(1, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("stride", [11, pytest.param(1, marks=pytest.mark.exhaustive)])
 def test_a_repair_that_is_killed_anywhere_is_finished_by_the_next_and_costs_no_more(stride: int) -> None:
     with small_limits():
         hurt = badly_hurt()

@@ -146,5 +146,5 @@ def check(seed: int) -> str:
 @pytest.mark.parametrize("part", [0, *(pytest.param(n, marks=pytest.mark.exhaustive) for n in range(1, 20))])
 def test_no_loss_is_silent_whatever_was_damaged(part: int) -> None:
     with small_limits():
-        outcomes = [check(1000 * part + seed) for seed in range(60)]
-    assert outcomes.count("repaired") > 20, outcomes
+        outcomes = [check(1000 * part + seed) for seed in range(30)]
+    assert outcomes.count("repaired") > 10, outcomes
