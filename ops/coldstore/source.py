@@ -14,33 +14,33 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import DataType, IntegerType, LongType, StringType, StructField, StructType
 
 from ops.coldstore.block_rows import BLOCK_FIELDS, block_rows
+from ops.coldstore.key_rows import KEY_FIELDS, key_rows
 from ops.coldstore.places import filesystem_for, find_places
 from ops.coldstore.record_rows import record_rows
 from ops.coldstore.segment_files import open_index
 from ops.coldstore.stream import STREAM_FIELDS, TopicsStreamReader
 from shared.cold_plan import BIN_BYTES, Bin, Query, pack_bins, slice_segment
 
-RECORDS, BLOCKS = "records", "blocks"
-_STRING, _LONG, _INT = StringType(), LongType(), IntegerType()
-
-RECORD_SCHEMA: Final[dict[str, Any]] = {
-    "topic": _STRING,
-    "shard": _INT,
-    "epoch": _LONG,
-    "seq": _LONG,
-    "ts": _LONG,
-    "node": _STRING,
-    "tag": _STRING,
-    "key": _STRING,
-    "meta": _STRING,
-    "data": _STRING,
-    "segment": _LONG,
-    "block": _INT,
+RECORDS, BLOCKS, KEYS = "records", "blocks", "keys"
+RECORD_FIELDS: Final[dict[str, str]] = {
+    "topic": "string",
+    "shard": "int",
+    "epoch": "long",
+    "seq": "long",
+    "ts": "long",
+    "node": "string",
+    "tag": "string",
+    "key": "string",
+    "meta": "string",
+    "data": "string",
+    "segment": "long",
+    "block": "int",
 }
-_SPARK_TYPES = {"string": _STRING, "long": _LONG, "int": _INT}
+_FIELDS = {RECORDS: RECORD_FIELDS, BLOCKS: BLOCK_FIELDS, KEYS: KEY_FIELDS}
+_SPARK_TYPES: Final[dict[str, DataType]] = {"string": StringType(), "long": LongType(), "int": IntegerType()}
 
 
 class BadOption(ValueError):
@@ -64,9 +64,9 @@ class ReadOptions:
         if not path:
             raise BadOption('say where the store is: .option("path", DIR)')
         mode = options.get("mode", RECORDS)
-        if mode not in (RECORDS, BLOCKS):
-            raise BadOption(f"mode is {RECORDS} or {BLOCKS}, not {mode}")
-        known = tuple(RECORD_SCHEMA if mode == RECORDS else BLOCK_FIELDS)
+        if mode not in _FIELDS:
+            raise BadOption(f"mode is {RECORDS}, {KEYS} or {BLOCKS}, not {mode}")
+        known = tuple(_FIELDS[mode])
         columns = _names(options.get("columns")) or known
         for name in columns:
             if name not in known:
@@ -108,11 +108,9 @@ class TopicsDataSource(DataSource):
 
     def schema(self) -> StructType:
         if "url" in self.options:
-            return _struct({name: _SPARK_TYPES[kind] for name, kind in STREAM_FIELDS.items()})
+            return _struct(STREAM_FIELDS)
         options = ReadOptions.parse(self.options)
-        if options.mode == RECORDS:
-            return _struct({name: RECORD_SCHEMA[name] for name in options.columns})
-        return _struct({name: _SPARK_TYPES[BLOCK_FIELDS[name]] for name in options.columns})
+        return _struct({name: _FIELDS[options.mode][name] for name in options.columns})
 
     def reader(self, schema: StructType) -> DataSourceReader:
         return TopicsReader(ReadOptions.parse(self.options))
@@ -121,8 +119,8 @@ class TopicsDataSource(DataSource):
         return TopicsStreamReader(self.options)
 
 
-def _struct(fields: Mapping[str, Any]) -> StructType:
-    return StructType([StructField(name, kind, True) for name, kind in fields.items()])
+def _struct(fields: Mapping[str, str]) -> StructType:
+    return StructType([StructField(name, _SPARK_TYPES[kind], True) for name, kind in fields.items()])
 
 
 class BinPartition(InputPartition):
@@ -144,6 +142,8 @@ class TopicsReader(DataSourceReader):
         fs = filesystem_for(options.path)
         if options.mode == RECORDS:
             yield from record_rows(fs, partition.work, options.columns, options.query)
+        elif options.mode == KEYS:
+            yield from key_rows(fs, partition.work, options.columns, options.query)
         else:
             yield from block_rows(fs, partition.work, options.columns)
 
@@ -152,7 +152,7 @@ def plan_bins(options: ReadOptions) -> list[Bin]:
     """Reads the footers only. A footer that cannot be read is an error here: its records would be missing."""
     fs = filesystem_for(options.path)
     places = find_places(fs, options.path, options.cold)
-    hiding = options.mode == RECORDS and not options.include_deleted
+    hiding = options.mode != BLOCKS and not options.include_deleted
     slices = []
     for place in places.segments:
         header, index = open_index(fs, place)

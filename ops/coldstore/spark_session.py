@@ -86,12 +86,12 @@ def open_session(
         "spark.sql.shuffle.partitions": "8",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
-        # Workers of a local master import from here, whatever the current directory is.
-        "spark.executorEnv.PYTHONPATH": str(Path(__file__).parents[2]),
         **{name.replace("_", "."): value for name, value in conf.items()},
     }
     if master.startswith("local"):
         settings["spark.driver.host"] = settings["spark.driver.bindAddress"] = "127.0.0.1"
+        # Its workers import from here, whatever the current directory is. On a cluster the code comes as a zip.
+        settings["spark.executorEnv.PYTHONPATH"] = str(Path(__file__).parents[2])
     builder = SparkSession.builder.master(master).appName(app_name)
     for name, value in settings.items():
         builder = builder.config(name, value)

@@ -86,6 +86,22 @@ def test_topics_columns_seqs_and_times_are_chosen_by_options(spark: Any, store: 
     assert {row.ts for row in read.collect()} == {times[0]}
 
 
+def test_keys_are_counted_where_the_columns_are(spark: Any, store: Any) -> None:
+    shown, paths = store
+    rows = (
+        load(spark, paths, mode="keys", bin_bytes=5000)
+        .groupBy("topic", "key")
+        .agg({"last_seq": "max", "records": "sum"})
+    )
+    found = {(row.topic, row.key): (row["max(last_seq)"], row["sum(records)"]) for row in rows.collect()}
+    expected: dict[Any, tuple[int, int]] = {}
+    for topic, records in shown.items():
+        for record in records:
+            place = (topic, record.get("$key"))
+            expected[place] = (record["$seq"], expected.get(place, (0, 0))[1] + 1)
+    assert found == expected
+
+
 def test_blocks_are_listed_with_their_places_and_the_damaged_one_is_named(
     spark: Any, store: Any, tmp_path: Path
 ) -> None:
@@ -114,7 +130,7 @@ def test_blocks_are_listed_with_their_places_and_the_damaged_one_is_named(
 
 def test_a_wrong_option_says_what_is_right(spark: Any, tmp_path: Path) -> None:
     for options, told in (
-        ({"mode": "lines"}, "mode is records or blocks"),
+        ({"mode": "lines"}, "mode is records, keys or blocks"),
         ({"columns": "seq,colour"}, "there is no column colour"),
         ({"from_seq": "x"}, "from_seq is a whole number"),
         ({}, "no data directory"),

@@ -15,6 +15,7 @@ from ops.coldstore.spark_session import CannotRun, open_session
 from ops.coldstore.store_view import NotAStore
 from shared.audit_findings import Finding
 from shared.audit_report import Report
+from shared.cold_plan import BIN_BYTES
 from shared.io.durable_fs import RealFileSystem
 
 CLEAN, FINDINGS, COULD_NOT_RUN = 0, 1, 2
@@ -36,6 +37,13 @@ _SHOWN = 20
     help="One process, or Spark tasks. The findings are the same.",
 )
 @click.option("--master", default="local[*]", show_default=True, metavar="URL", help="Where Spark runs.")
+@click.option(
+    "--task-bytes",
+    type=click.IntRange(min=1),
+    default=BIN_BYTES,
+    show_default=True,
+    help="Bytes that a Spark task reads. Small tasks are slow.",
+)
 @click.option("--report-dir", metavar="DIR", help="Where reports are kept. [default: DATA_DIR/audit]")
 @click.option(
     "--metrics-file", metavar="FILE", help="Prometheus text. [default: REPORT_DIR/topicsd_audit.prom]"
@@ -54,6 +62,7 @@ def audit(
     cold_dir: str | None,
     engine: str,
     master: str,
+    task_bytes: int,
     report_dir: str | None,
     metrics_file: str | None,
     keep: int,
@@ -70,6 +79,7 @@ def audit(
         data_dir.rstrip("/"),
         cold_dir.rstrip("/") if cold_dir else None,
         online=not offline,
+        bin_bytes=task_bytes,
         version=_version(),
     )
     progress = Progress(quiet=quiet)

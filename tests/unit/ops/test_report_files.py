@@ -221,3 +221,10 @@ def test_findings_are_one_line_for_people_and_sorted_alike_everywhere() -> None:
     notice = Finding(kind="no_snapshot", reason="y", shard=0)
     assert sorted([notice, gap, block], key=finding_order) == [block, gap, notice]
     assert Finding.from_dict(gap.to_dict()) == gap
+
+
+def test_every_kind_of_finding_is_documented_in_its_own_words() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "cold-data.md").read_text()
+    for kind, (severity, meaning) in KINDS.items():
+        notice = " (notice)" if severity == "notice" else ""
+        assert f"| `{kind}`{notice} | {meaning} |" in page, kind

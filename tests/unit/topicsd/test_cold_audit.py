@@ -18,6 +18,7 @@ from tests.support import demo_audit
 from tests.support.audit_kit import flip_byte, hot_segments, regions
 from tests.support.cold_stores import StorePaths, fill, store_in
 from topicsd.cli import main
+from topicsd.commands.cold_audit import audit as audit_command
 
 
 @pytest.fixture
@@ -157,3 +158,9 @@ def test_serving_loads_neither_spark_nor_arrow() -> None:
     script = f"import sys, {modules}; print(sorted({{'pyspark', 'pyarrow', 'py4j'}} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_every_option_is_documented() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "cold-data.md").read_text()
+    for parameter in audit_command.params:
+        assert f"| `{parameter.opts[0]}` |" in page, parameter.opts[0]
