@@ -10,7 +10,9 @@ import trio.lowlevel
 
 import shard_worker.serve.backup_links as backup_links
 from shard_worker.backup_pins import PlannedSegment, ShardPlan
+from shard_worker.pending import PendingControl
 from shared.cbor_body import load_map
+from shared.control_frames import Watermark
 from shared.wire import Op
 from tests.support.running_worker import Client, running
 from tests.support.shard_driver import ShardDriver
@@ -57,11 +59,17 @@ async def test_while_it_is_held_nothing_is_written_and_afterwards_everyone_is_se
         assert plan.end == wal.end
         await writer.ask(Op.APPEND, "t", WRITE, count=3)
         await writer.ask(Op.PUT_TOPIC, "new", b"{}")
+        # What another worker answers may stage a frame, and ends a turn.
+        engine, written = worker.driver.engine, wal.counters.bytes
+        engine.commits.stage_control(
+            PendingControl(Watermark(reserve=9), engine.state.catalog.visible["t"], 1)
+        )
+        worker.loop._end_turn()
         # Other tasks try as well: a tick, a sync, maintenance.
         for task in (worker.loop._ticks, worker.loop._sync_loop, worker.loop._maintenance_loop):
             with trio.move_on_after(0.05):
                 await task()
-        assert wal.end == plan.end and not worker.driver.engine.commits.staged
+        assert wal.counters.bytes == written
         assert unbroken((await backup.call(Op.BACKUP_RELEASE)).body)
         assert {answer.status for answer in await writer.answers(4)} == {200, 201}
         assert wal.synced >= plan.end, "the backup was told when all of it is on disk"
