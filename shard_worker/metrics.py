@@ -92,21 +92,14 @@ def worker_metrics(shard: Shard) -> bytes:
 
 
 def _archive_gauges(archive: WalArchive | None) -> dict[str, int]:
-    if archive is None:
-        return {}
-    return {
-        "wal_archive_lag_files": archive.lag_files,
-        "wal_archive_failing": int(bool(archive.last_failure)),
-    }
+    """There without an archive, too: an alert on a series that is missing never fires."""
+    lag, failing = (0, False) if archive is None else (archive.lag_files, bool(archive.last_failure))
+    return {"wal_archive_lag_files": lag, "wal_archive_failing": int(failing)}
 
 
 def _archive_counters(archive: WalArchive | None) -> dict[str, int]:
-    if archive is None:
-        return {}
-    return {
-        "wal_archive_files_total": archive.handed_over,
-        "wal_archive_failures_total": archive.failures,
-    }
+    files, failures = (0, 0) if archive is None else (archive.handed_over, archive.failures)
+    return {"wal_archive_files_total": files, "wal_archive_failures_total": failures}
 
 
 class QueueTotals:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -10,11 +11,12 @@ import pytest
 from shard_worker.backup_pins import Pins, plan_backup
 from shared.backup_format import LOG, SEGMENTS, TAILS, parse_file_key
 from shared.errors import CorruptBackup, CorruptSegment
+from shared.io.object_store import DirectoryStore
 from shared.limits import RESTORE_SEQ_GAP
 from shared.wire import Op
 from tests.support.backup_kit import PLACE, BackedUp, shown
 from tests.support.fake_disk import FakeDisk, PowerCut
-from tests.support.shard_driver import DATA_DIR, ShardDriver, small_limits
+from tests.support.shard_driver import DATA_DIR, STORE_ID, ShardDriver, small_limits
 from topicsd.backup.check import check_backups
 from topicsd.backup.create import BackupMaker
 from topicsd.backup.cut import Target, TopicSeq
@@ -426,6 +428,25 @@ def test_a_damaged_source_is_not_backed_up() -> None:
     assert list_backups(store.place).backups == []
 
 
+class LyingStore(DirectoryStore):
+    """Takes everything, says yes, and keeps something else."""
+
+    def put(self, key: str, chunks: Iterable[bytes]) -> None:
+        content = bytearray(b"".join(chunks))
+        content[len(content) // 2] ^= 1
+        super().put(key, [bytes(content)])
+
+
+def test_a_place_that_lies_about_what_it_took_is_found_out_at_once() -> None:
+    store = BackedUp(archive=False)
+    store.append("a", 20)
+    store.driver.sync()
+    liar = LyingStore(store.place_disk, PLACE)
+    with pytest.raises(CorruptBackup, match="not what its name says"):
+        BackupMaker(liar, store.source(), STORE_ID, "test").make([plan_backup(store.driver.shard)], 1)
+    assert store.place_disk.files(PLACE) == [], "the next attempt must not take it for good"
+
+
 def test_a_file_that_rotted_in_the_place_is_found_when_it_would_be_reused() -> None:
     """Left by a backup that was cut off: no document vouches for it."""
     store = BackedUp(archive=False)
@@ -464,7 +485,7 @@ def test_pinned_files_stay_while_maintenance_goes_on_and_go_when_the_link_is_gon
         driver.seal(["b"])
         driver.snapshot()
         driver.relocate()
-    maker = BackupMaker(store.place, store.source(), "feedfacecafe0001", "test")
+    maker = BackupMaker(store.place, store.source(), STORE_ID, "test")
     maker.make([plan], store.clock.now_ms)
     restored, _ = store.restore()
     assert shown(restored) == model
