@@ -20,6 +20,7 @@ from gateway.core.router import Query, Route, Router, parse_query, text_paramete
 from gateway.exchange import Exchange, Response, Stream, StreamHead
 from gateway.io.shard_link import LeasedFiles, LinkListener, OnReply, Reply
 from gateway.request_log import RequestLog
+from gateway.router_changes import RouterChanges
 from gateway.watch_hub import WatchHub
 from gateway.work_streams import WorkStreams
 from shared.api_keys import ApiKey, KeyRing
@@ -255,6 +256,7 @@ class Api:
         self.connections: Callable[[], int] = lambda: 0  # open ones, of both lanes; told by the process
         self.requests: Counter[tuple[Route[Handler] | None, int]] = Counter()
         self.work = WorkStreams(shards)
+        self.router_changes = RouterChanges(shards, max_routers=settings.max_routers)
         self.draining = False
         self.replay: ReplayView | None = None  # None: nobody but the links can say how the shards are
         self.router: Router[Handler] = Router(all_routes())

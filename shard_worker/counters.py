@@ -40,6 +40,10 @@ class EngineCounters:
     records_deleted: int = 0
     jobs_claimed: int = 0
     jobs_acked: int = 0
+    copies_forwarded: int = 0  # by routers from here, confirmed
+    copies_arrived: int = 0  # by routers to here
+    routes_trimmed: int = 0
+    forward_retries: int = 0
     syncs: Histogram = field(default_factory=lambda: Histogram(_SYNC_BOUNDS_MS))
     # From the write of a job to its first delivery.
     job_waits: Histogram = field(default_factory=lambda: Histogram(_WAIT_BOUNDS_MS))

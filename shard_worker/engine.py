@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from shard_worker.arrivals import Arrivals
 from shard_worker.commit import Clock, Committer
 from shard_worker.core.batch import Batch, check_write, encode_batch, job_marks
 from shard_worker.core.describe import (
@@ -27,12 +28,14 @@ from shard_worker.core.shard_state import ShardState
 from shard_worker.core.topic import REASON_MIXED, Topic
 from shard_worker.counters import EngineCounters
 from shard_worker.disk.wal import SyncJob, Wal
+from shard_worker.forwarding import Forwarder
 from shard_worker.held_writes import HeldWrites
 from shard_worker.long_polls import LongPolls, Waiting
 from shard_worker.moves import Moves
 from shard_worker.pending import PendingAppend, PendingControl, answer_write
 from shard_worker.queue_ops import QueueOps
 from shard_worker.request import Request
+from shard_worker.router_ops import RouterOps
 from shared.api_types import (
     TopicConfig,
     TopicConfigIn,
@@ -86,7 +89,7 @@ class Engine:
         self.settings = settings
         self.shard = shard
         self._wall_ms = wall_ms
-        self._clock = clock
+        self.clock = clock
         self._anchor_ms, self._anchor_at = 0, clock()
         self.commits = Committer(wal, state, settings, shard, clock)
         self.held = HeldWrites()
@@ -108,7 +111,12 @@ class Engine:
         }
         self.moves = Moves(self)
         self.queues = QueueOps(self, self.moves, token_prefix)
-        self._handlers |= self.queues.handlers() | self.moves.handlers()
+        self.arrivals = Arrivals(self)
+        self.routers = RouterOps(self)
+        self.forwarder = Forwarder(self, self.arrivals)
+        self.on_changed.append(self.forwarder.note)
+        for part in (self.queues, self.moves, self.arrivals, self.routers):
+            self._handlers |= part.handlers()
 
     def now_ms(self) -> int:
         """The time, never earlier than any time this shard has written down, and never standing still.
@@ -116,7 +124,7 @@ class Engine:
         When the wall clock is set back, time goes on from where it was at the pace of the steady clock: leases run
         out and syncs come due all the same.
         """
-        steady = self._clock()
+        steady = self.clock()
         now_ms = max(self._wall_ms(), self._anchor_ms + int((steady - self._anchor_at) * 1000))
         now_ms = max(now_ms, self.state.clock_ms)
         if now_ms > self._anchor_ms:
@@ -184,6 +192,7 @@ class Engine:
         for request in self.held.take_expired(now_ms):
             self.commits.throttled += 1
             request.fail(self.commits.refusal())
+        self.forwarder.tick(now_ms)
         self.commits.release_idle_reservations(now_ms)
 
     def _release_held(self, now_ms: int) -> None:
@@ -204,6 +213,7 @@ class Engine:
             self._polls.next_deadline_ms(),
             self.queues.next_deadline_ms(),
             self.held.next_deadline_ms(),
+            self.forwarder.next_deadline_ms(),
         )
         return min((at for at in deadlines if at is not None), default=None)
 
@@ -257,9 +267,9 @@ class Engine:
             raise InvalidRequest("not a valid topic name")
         if not allowed or (asked is None and not config.auto_create):
             raise TopicNotFound(topic=name)
-        self._check_topic_cap(request)
+        self.check_topic_cap(request)
 
-    def _check_topic_cap(self, request: Request) -> None:
+    def check_topic_cap(self, request: Request) -> None:
         cap = request.option("nocreate")
         if isinstance(cap, list) and len(cap) == 2:
             raise Throttled(limit=str(cap[0]), max=int(cap[1]))
@@ -320,16 +330,16 @@ class Engine:
             config = resolve_config(None, patch, topic=name)
             if not valid_topic_name(name):
                 raise InvalidRequest("not a valid topic name")
-            self._check_topic_cap(request)
+            self.check_topic_cap(request)
             self.commits.check_writable()
             made = self.stage_create(name, config, now_ms)
-            self._answer_when_synced(request, made, now_ms, lambda _: (201, put_json(made, True)))
+            self.answer_when_synced(request, made, lambda _: (201, put_json(made, True)))
             return
         base = topic.planned_config
         config = resolve_config(base, patch, topic=name)
         same = topic
         if config == base:
-            self._answer_when_synced(request, topic, now_ms, lambda _: (200, put_json(same, False)))
+            self.answer_when_synced(request, topic, lambda _: (200, put_json(same, False)))
             return
         self.commits.check_writable()
         previous = topic.staged_config
@@ -354,8 +364,8 @@ class Engine:
         fact = Watermark(floor=topic.floor, reason=topic.reason or REASON_MIXED, hole=hole)
         self.commits.stage_control(PendingControl(fact, topic, now_ms))
 
-    def _answer_when_synced(
-        self, request: Request, topic: Topic, now_ms: int, build: Callable[[int], tuple[int, bytes]]
+    def answer_when_synced(
+        self, request: Request, topic: Topic, build: Callable[[int], tuple[int, bytes]]
     ) -> None:
         """Answer behind whatever of this topic is still on its way; at once if nothing is."""
         if topic.gated:
@@ -380,7 +390,7 @@ class Engine:
             catalog.planned[gone.name] = gone
 
         def done(_: int) -> tuple[int, bytes]:
-            return 200, deleted_topic_json(gone.name, True)
+            return 200, deleted_topic_json(gone.name, True, self.routers.topic_leaves(gone))
 
         pending = PendingControl(TopicDeleted(), topic, self.now_ms(), request, done, restore)
         self.commits.stage_control(pending, gated=True)
@@ -443,14 +453,19 @@ class Engine:
     def read(
         self, topic: Topic, from_seq: int, view: View, now_ms: int, *, extents: bool, upto: int | None = None
     ) -> ReadResult:
+        floor = self.floor_now(topic, now_ms)
+        if view.nodes and not topic.config.dedupe_node:
+            view = view._replace(nodes=frozenset())
+        return read(topic, from_seq, view, floor, self.state.source, extents=extents, upto=upto)
+
+    def floor_now(self, topic: Topic, now_ms: int) -> int:
+        """The topic's floor, or higher where records have expired that nobody has swept yet."""
         floor = topic.floor
         if topic.config.ttl_ms:
             floor = topic.expired_floor(now_ms, self.state.source)
             if floor > topic.floor:
                 self._stage_expiry(topic, floor, now_ms)
-        if view.nodes and not topic.config.dedupe_node:
-            view = view._replace(nodes=frozenset())
-        return read(topic, from_seq, view, floor, self.state.source, extents=extents, upto=upto)
+        return floor
 
     def _stage_expiry(self, topic: Topic, floor: int, now_ms: int) -> None:
         """Write the new floor down: what has expired must not come back when a clock is set back."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from shard_worker.core.lease_queue import JobState, LeaseQueue, written_at
 from shard_worker.core.piece import PieceSource
+from shard_worker.core.router import Router
 from shard_worker.core.topic import Topic
 from shard_worker.shard import Shard
 from shard_worker.wal_archive import WalArchive
@@ -18,6 +21,7 @@ def worker_metrics(shard: Shard) -> bytes:
     pressure = shard.pressure
     now_ms = engine.now_ms()
     queues = QueueTotals()
+    routers = RouterTotals()
     by_class: dict[str, int] = {}
     per_topic: dict[str, dict[str, int]] = {}
     records = 0
@@ -25,6 +29,7 @@ def worker_metrics(shard: Shard) -> bytes:
         by_class[topic.config.durability] = by_class.get(topic.config.durability, 0) + 1
         records += topic.count
         jobs = {} if topic.queue is None else queues.add(topic, topic.queue, now_ms, state.source)
+        jobs |= {} if topic.routers is None else routers.add(topic, topic.routers)
         if len(per_topic) < TOPIC_SERIES_MAX:
             per_topic[name] = {"records": topic.count, "bytes": topic.bytes, "head_seq": topic.head, **jobs}
     return encode_metrics(
@@ -40,6 +45,8 @@ def worker_metrics(shard: Shard) -> bytes:
                 "long_polls": engine.waiting_polls,
                 "waiting_claims": engine.queues.waiting_claims,
                 **queues.gauges(),
+                **routers.gauges(),
+                "routers_retrying": sum(view.state == "retrying" for view in engine.forwarder.views()),
                 "block_cache_bytes": shard.store.cache.used_bytes,
                 "read_only": int(engine.commits.read_only is not None),
                 "disk_free_bytes": maintenance.free_bytes,
@@ -68,6 +75,10 @@ def worker_metrics(shard: Shard) -> bytes:
                 "records_evicted_total": state.evicted,
                 "jobs_claimed_total": counters.jobs_claimed,
                 "jobs_acked_total": counters.jobs_acked,
+                "router_forwarded_total": counters.copies_forwarded,
+                "router_copies_arrived_total": counters.copies_arrived,
+                "router_trims_total": counters.routes_trimmed,
+                "router_retries_total": counters.forward_retries,
                 "seals_total": maintenance.counters.seals,
                 "snapshots_total": maintenance.counters.snapshots,
                 "segments_relocated_total": maintenance.counters.relocated,
@@ -100,6 +111,25 @@ def _archive_gauges(archive: WalArchive | None) -> dict[str, int]:
 def _archive_counters(archive: WalArchive | None) -> dict[str, int]:
     files, failures = (0, 0) if archive is None else (archive.handed_over, archive.failures)
     return {"wal_archive_files_total": files, "wal_archive_failures_total": failures}
+
+
+class RouterTotals:
+    """Numbers of all routers together. `router_lag_max` is that of the one that is furthest behind."""
+
+    def __init__(self) -> None:
+        self._routers = self._lag = self._lag_max = 0
+
+    def add(self, topic: Topic, routers: Mapping[str, Router]) -> dict[str, int]:
+        """Counts the routers of one source; returns its own numbers."""
+        lags = [router.lag(topic.head) for router in routers.values()]
+        self._routers += len(lags)
+        self._lag += sum(lags)
+        self._lag_max = max(self._lag_max, *lags)
+        forwarded = sum(router.forwarded for router in routers.values())
+        return {"routers": len(lags), "router_lag": max(lags), "router_forwarded": forwarded}
+
+    def gauges(self) -> dict[str, int]:
+        return {"routers": self._routers, "router_lag": self._lag, "router_lag_max": self._lag_max}
 
 
 class QueueTotals:

@@ -62,6 +62,17 @@ class Peers(Protocol):
     ) -> None:
         """`on_answer` gets the status; 503 if that worker cannot be reached."""
 
+    def ask(
+        self,
+        shard: int,
+        op: int,
+        topic: str,
+        body: bytes,
+        options: Mapping[str, object],
+        on_reply: Callable[[int, bytes], None],
+    ) -> None:
+        """The same for callers who want the body of the answer, too."""
+
 
 class Alone:
     """For a shard that has no peers: every topic is its own."""
@@ -82,6 +93,17 @@ class Alone:
         on_answer: Callable[[int], None],
     ) -> None:
         on_answer(503)
+
+    def ask(
+        self,
+        shard: int,
+        op: int,
+        topic: str,
+        body: bytes,
+        options: Mapping[str, object],
+        on_reply: Callable[[int, bytes], None],
+    ) -> None:
+        on_reply(503, b"")
 
 
 @dataclass(slots=True)

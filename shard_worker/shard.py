@@ -74,6 +74,7 @@ class Shard:
         _begin_session(engine, recovered, fs.boot_id(), restored_gap)
         maintenance = Maintenance(fs, paths, engine, recovered.store, recovered.snapshot)
         engine.on_changed.append(maintenance.note_append)
+        engine.forwarder.start()
         archive = None
         if settings.wal_archive is not None:
             # Opened when it is first used: it may be out of reach now.

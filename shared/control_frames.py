@@ -21,6 +21,7 @@ from shared.cbor_body import (
 )
 from shared.format_errors import BadBytes
 from shared.frame import Frame, Kind
+from shared.router_frames import ROUTER_FACTS, RouterFact
 
 TIERS = ("hot", "cold")
 
@@ -288,6 +289,7 @@ _Mapped = (
     | JobsLeased
     | JobsDone
     | JobsReleased
+    | RouterFact
 )
 Control = _Mapped | TopicDeleted | FileEnded
 
@@ -305,6 +307,7 @@ _MAPPED: dict[int, type[_Mapped]] = {
     JobsLeased.kind: JobsLeased,
     JobsDone.kind: JobsDone,
     JobsReleased.kind: JobsReleased,
+    **{fact.kind: fact for fact in ROUTER_FACTS},
 }
 
 

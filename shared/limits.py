@@ -264,6 +264,51 @@ MOVED_IDENTITIES_MAX: Final = 10_000
 LINK_TURN_MAX_BYTES: Final = 16 * MiB
 """Bytes of answers to one link in one turn; requests beyond that wait for the next turn."""
 
+# --- routers ----------------------------------------------------------------------------------
+
+FORWARD_MAX_BYTES: Final = 1 * MiB
+"""Bytes of records that a router copies in one step; one record always fits."""
+
+FORWARD_MAX_RECORDS: Final = 1000
+"""Records that a router copies in one step."""
+
+FORWARD_SCAN_MAX_RECORDS: Final = 20_000
+"""Records that a router looks at in one step; a filter that matches nothing goes on from there in the next."""
+
+FORWARDS_IN_FLIGHT_MAX: Final = 64
+"""Steps of routers that one worker has under way to other workers; each router has at most one."""
+
+FORWARD_CACHE_BYTES: Final = 8 * MiB
+"""Bytes of copies kept for other routers of the same source that stand at the same place."""
+
+FORWARD_RETRY_MIN_MS: Final = 100
+FORWARD_RETRY_MAX_MS: Final = 5_000
+"""Milliseconds before a destination that refused is tried again: doubled with every refusal."""
+
+FORWARD_SLICE_S: Final = 0.0005
+"""Seconds that a worker forwards before it looks for requests again."""
+
+FORWARD_REST: Final = 4
+"""How many times as long as it forwarded a worker then leaves to requests, while any come."""
+
+FORWARD_BUSY_S: Final = 0.05
+"""Seconds since the last request after which a worker counts as having nothing better to do."""
+
+ROUTER_MAX_HOPS: Final = 8
+"""Routers with `allow_cycle` that a record passes; the next one leaves it where it is."""
+
+ROUTES_REMEMBERED_MAX: Final = 10_000
+"""Routers whose progress a destination remembers; beyond it the oldest goes, which may repeat copies if it lives."""
+
+CURSOR_TOPICS_PER_TICK: Final = 1_000
+"""Topics whose routers' cursors are written down in one tick."""
+
+ROUTER_CHANGES_WAITING_MAX: Final = 1_000
+"""Changes of routers that wait for their turn at the gateway; more are answered 429."""
+
+FENCE_TRIES: Final = 8
+"""How often the gateway begins a change of routers anew because another one came in between; then it is 503."""
+
 INSPECT_MAX_BYTES: Final = 1 * MiB
 """Bytes of records or log that one answer to an inspection looks at; the rest is for the next page."""
 

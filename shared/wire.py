@@ -42,6 +42,14 @@ class Op:
     LEASES: Final = 34
     REDRIVE: Final = 35
     APPEND_MOVED: Final = 36
+    ROUTERS_FENCE: Final = 40
+    ROUTER_PUT: Final = 41
+    ROUTER_DEST: Final = 42
+    ROUTER_GET: Final = 43
+    ROUTER_LIST: Final = 44
+    ROUTER_DELETE: Final = 45
+    FORWARD: Final = 46
+    ROUTE_FORGET: Final = 47
     INSPECT: Final = 50
     BACKUP_HOLD: Final = 64
     BACKUP_RELEASE: Final = 65
@@ -423,6 +431,59 @@ def _entry(value: object) -> Entry:
     ):
         raise LinkError("an entry is not [name, epoch, head, earliest]")
     return value[0], value[1], value[2], value[3]
+
+
+class Edge(NamedTuple):
+    """A router, seen as an arrow between two topics."""
+
+    router: str
+    source: str
+    dest: str
+    allow_cycle: bool
+
+
+def encode_edges(edges: Sequence[Edge]) -> bytes:
+    """The body of a ROUTERS_FENCE answer."""
+    return cbor2.dumps([list(edge) for edge in edges])
+
+
+def decode_edges(body: bytes) -> list[Edge]:
+    value = loads(body)
+    if type(value) is not list:
+        raise LinkError("edges are not an array")
+    for item in value:
+        if (
+            type(item) is not list
+            or len(item) != 4
+            or not all(type(name) is str for name in item[:3])
+            or type(item[3]) is not bool
+        ):
+            raise LinkError("an edge is not [router, source, dest, allow_cycle]")
+    return [Edge(*item) for item in value]
+
+
+def encode_numbers(*numbers: int) -> bytes:
+    """A body that is a few numbers: of ROUTER_DEST, FORWARD, and of a fence that was refused."""
+    return cbor2.dumps(numbers)
+
+
+def decode_numbers(body: bytes, count: int) -> list[int]:
+    value = loads(body)
+    if type(value) is not list or len(value) != count or not all(_is_unsigned(each) for each in value):
+        raise LinkError(f"a body is not {count} unsigned numbers")
+    return value
+
+
+def encode_names(names: Sequence[str]) -> bytes:
+    """The body of a ROUTER_DELETE answer."""
+    return cbor2.dumps(list(names))
+
+
+def decode_names(body: bytes) -> list[str]:
+    value = loads(body)
+    if type(value) is not list or not all(type(name) is str for name in value):
+        raise LinkError("names are not an array of text")
+    return value
 
 
 def encode_metrics(metrics: Mapping[str, object]) -> bytes:

@@ -14,7 +14,7 @@ import msgspec
 
 from gateway.core.auth import Access
 from gateway.core.router import Route
-from gateway.full_lane import openapi_queues, openapi_watch
+from gateway.full_lane import openapi_queues, openapi_routers, openapi_watch
 from gateway.full_lane.openapi_parts import (
     BAD_TYPE,
     NOT_FOUND,
@@ -56,7 +56,7 @@ from shared.limits import (
     WAIT_MAX_MS,
 )
 from shared.match import FIELDS
-from shared.names import TOPIC_NAME
+from shared.names import ROUTER_NAME, TOPIC_NAME
 from shared.settings import Settings
 
 JSON = "application/json"
@@ -103,7 +103,7 @@ MEANINGS = {
     400: "The request cannot be understood or breaks a limit.",
     401: "No key, or one that the server does not know.",
     403: "The key lacks the scope, or the name is outside its prefixes.",
-    404: "There is no such topic.",
+    404: "There is no such topic or router.",
     406: "The client does not take `text/event-stream`.",
     408: "The request took too long to arrive.",
     409: "It contradicts what exists.",
@@ -394,6 +394,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         ),
     ),
     **openapi_queues.OPERATIONS,
+    **openapi_routers.OPERATIONS,
     **openapi_watch.OPERATIONS,
 }
 
@@ -401,6 +402,7 @@ TAGS = {
     "Topics": "A topic is an append-only log of records under a name. It exists from its first write or PUT.",
     "Records": "Written in batches, read by position, deleted by position or label.",
     openapi_queues.TAG: openapi_queues.TAG_TEXT,
+    openapi_routers.TAG: openapi_routers.TAG_TEXT,
     openapi_watch.TAG: openapi_watch.TAG_TEXT,
     "Operation": "For load balancers, dashboards and people on call.",
 }
@@ -485,7 +487,7 @@ def _notes(settings: Settings) -> dict[str, dict[str, Json]]:
         "delete_retention_ms": {"description": "How long a keyed null stays before compaction drops it."},
     }  # fmt: skip
     of_queues = openapi_queues.notes(settings, match)
-    return of_queues | {
+    return of_queues | openapi_routers.notes(match, _NAME_PATTERN) | {
         "TopicConfigIn": config,
         "TopicConfig": {**config, "": {"description": "The complete configuration of a topic."}},
         "WriteRequest": {
@@ -538,7 +540,7 @@ def _notes(settings: Settings) -> dict[str, dict[str, Json]]:
             "before_seq": {"description": "Delete records with a smaller seq."},
             "match": match,
         },
-        "TopicDeleted": {"routers_removed": {"description": "Always empty in this release."}},
+        "TopicDeleted": {"routers_removed": {"description": "Routers from and to the topic, which went with it."}},
         "TopicState": {
             "epoch": {"description": "Tells this topic from earlier ones of its name; later ones have larger epochs."}
         },
@@ -592,6 +594,8 @@ def openapi_path(path: str) -> str:
 
 def _name_of(path: str) -> str:
     """What the variable part of a path is called."""
+    if path.startswith("/v0/routers/"):
+        return "router"
     return "wid" if path.startswith("/v0/watch/") else "topic"
 
 
@@ -625,6 +629,12 @@ def _parameters(route: Route[Handler], operation: Operation, schemas: Json) -> l
         text = "As the answer to `POST /v0/watch` gave it."
         schema = {"type": "string", "pattern": "^wid_[A-Za-z0-9_-]+$"}
         found.append({"name": "wid", "in": "path", "required": True, "description": text, "schema": schema})
+    elif route.named and _name_of(route.path) == "router":
+        text = "Name of the router: case-sensitive, percent-decoded once."
+        schema = {"type": "string", "pattern": f"^{ROUTER_NAME.pattern}$"}
+        found.append(
+            {"name": "router", "in": "path", "required": True, "description": text, "schema": schema}
+        )
     elif route.named:
         found.append(
             {
@@ -759,7 +769,7 @@ def _widen_seqs(schema: Json) -> None:
 def _curl(route: Route[Handler], operation: Operation) -> str:
     url = "http://127.0.0.1:4000" + openapi_path(route.path).replace("{topic}", "orders").replace(
         "{wid}", "wid_…"
-    )
+    ).replace("{router}", "orders-to-audit")
     if operation.query_of is not None:
         url = f"'{url}?from_seq=0&limit=10'"
     if operation.curl_query:

@@ -5,16 +5,19 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from gateway.core.auth import Access, check_name, visible_prefixes
 from gateway.core.cursors import decode_cursor, encode_cursor
 from gateway.core.router import Query, Route, flag_parameter, number_parameter, text_parameter
+from gateway.router_changes import removed_names
 from shared.api_types import decode_config
 from shared.errors import Internal, InvalidRequest
 from shared.limits import PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX
 from shared.wire import Answer, LinkError, Op, decode_list_body
 
 if TYPE_CHECKING:
-    from gateway.io.shard_link import Reply
+    from gateway.io.shard_link import LeasedFiles, Reply
     from gateway.service import Call, Handler
 
 _CURSOR_KIND = "topics"
@@ -38,7 +41,46 @@ def get_topic(call: Call) -> None:
 
 def delete_topic(call: Call) -> None:
     if_empty = flag_parameter(call.query, "if_empty", default=False)
-    call.ask(Op.DELETE_TOPIC, b"", {"if_empty": True} if if_empty else None)
+
+    def answered(reply: Reply, leased: LeasedFiles | None) -> None:
+        if isinstance(reply, Answer) and reply.status == 200:
+            call.finish(lambda: _remove_routers_to(call, reply))
+        else:
+            call.reply(reply, leased)
+
+    options = {"if_empty": True} if if_empty else None
+    call.api.shards.request(Op.DELETE_TOPIC, call.name, b"", options, answered)
+
+
+class _Deleted(msgspec.Struct):
+    topic: str
+    deleted: bool
+    routers_removed: list[str]
+
+
+_deleted_decoder = msgspec.json.Decoder(_Deleted)
+
+
+def _remove_routers_to(call: Call, answer: Answer) -> None:
+    """The topic is gone, and with it the routers from it. Those that lead to it are on any shard.
+
+    One that is down is not waited for: its routers find out by themselves that their destination is gone.
+    """
+    deleted = _deleted_decoder.decode(answer.body + b"}")
+    if not deleted.deleted:
+        call.succeed(200, answer.body, answer.timings)
+        return
+
+    def removed(replies: list[Reply]) -> None:
+        names, _ = removed_names(replies)
+        deleted.routers_removed = sorted({*deleted.routers_removed, *names})
+        call.succeed(200, msgspec.json.encode(deleted)[:-1], answer.timings)
+
+    def told(replies: list[Reply]) -> None:
+        call.finish(lambda: removed(replies))
+
+    call.api.shards.request_all(Op.ROUTER_DELETE, {"dest": call.name}, told)
+    call.api.shards.flush()
 
 
 def list_topics(call: Call) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from shard_worker.core.priority import effective_priority
@@ -59,8 +61,8 @@ def put_json(topic: Topic, created: bool) -> bytes:
     return _json({"topic": topic.name, "created": created, "config": topic.config})[:-1]
 
 
-def deleted_topic_json(name: str, deleted: bool) -> bytes:
-    return _json({"topic": name, "deleted": deleted, "routers_removed": []})[:-1]
+def deleted_topic_json(name: str, deleted: bool, routers: Sequence[str] = ()) -> bytes:
+    return _json({"topic": name, "deleted": deleted, "routers_removed": routers})[:-1]
 
 
 def deleted_records_json(topic: Topic, removed: int) -> bytes:

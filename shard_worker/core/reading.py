@@ -138,9 +138,7 @@ def read(
 
     Nothing behind `upto` is looked at: readers of synced records only give the last one that is.
     """
-    earliest = max(topic.earliest, min(floor, topic.head + 1))
-    if topic.count and earliest > topic.live_from:
-        earliest = _first_live(topic, earliest)
+    earliest = _earliest(topic, floor)
     start, stop, tombstone = _bounds(topic, from_seq, floor, earliest)
     if upto is not None and upto < stop:
         # A reader that stands behind `upto` gets nothing; one that knows an older topic starts all over.
@@ -153,6 +151,16 @@ def read(
     else:
         _read_filtered(topic, start, stop, view, source, result)
     return result
+
+
+def span(topic: Topic, from_seq: int, floor: int) -> tuple[int, int, Tombstone | None]:
+    """The seqs start…stop that a reader at `from_seq` looks at next, and what it must be told of first."""
+    return _bounds(topic, from_seq, floor, _earliest(topic, floor))
+
+
+def _earliest(topic: Topic, floor: int) -> int:
+    earliest = max(topic.earliest, min(floor, topic.head + 1))
+    return _first_live(topic, earliest) if topic.count and earliest > topic.live_from else earliest
 
 
 def _first_live(topic: Topic, seq: int) -> int:

@@ -14,8 +14,9 @@ from shard_worker.core.dedupe import DedupeWindow
 from shard_worker.core.lease_queue import JobSpec, LeaseQueue, written_at
 from shard_worker.core.piece import PieceSource
 from shard_worker.core.replacing import NewRun, replace_runs
+from shard_worker.core.router import RouteMark, Router
 from shard_worker.core.seq_set import SeqSet
-from shard_worker.core.topic import REASON_MIXED, Resident, Topic
+from shard_worker.core.topic import REASON_MIXED, REASON_SOURCE_TRIM, Resident, Topic
 from shard_worker.core.topic_snapshot import topic_from_snapshot
 from shared.api_types import config_from_dict
 from shared.control_frames import (
@@ -34,8 +35,16 @@ from shared.control_frames import (
     TopicDeleted,
     Watermark,
 )
-from shared.limits import MOVED_IDENTITIES_MAX
+from shared.limits import MOVED_IDENTITIES_MAX, ROUTES_REMEMBERED_MAX
 from shared.match import Match
+from shared.router_frames import (
+    RouteForgotten,
+    RouterCursors,
+    RouterDefined,
+    RouterDropped,
+    RouterFact,
+    RouteTrimmed,
+)
 from shared.snapshot_items import SnapTopic
 from shared.wal_format import NO_EXTRA, AppendExtra
 
@@ -67,6 +76,7 @@ Fact = (
     | JobsLeased
     | JobsDone
     | JobsReleased
+    | RouterFact
 )
 
 
@@ -81,6 +91,7 @@ class ShardState:
         self.live_bytes = 0  # of all topics together
         self.evicted = 0  # records lost to caps and TTL since this process started
         self.resident_bytes = 0  # of batches that are in memory only
+        self.routers: dict[str, Topic] = {}  # by name of the router: its source
         self.files: dict[int, set[int]] = {}  # log file -> ids of the topics with hot records in it
         self.source: PieceSource  # set by the shell once it can read files
 
@@ -123,6 +134,8 @@ class ShardState:
             self._remember(topic, extra.idem, first, count, ts)
         for mark in extra.moved:
             topic.moved[mark.identity] = first + mark.place
+        if extra.router is not None:
+            self._note_progress(topic, extra.router.router, extra.router.epoch, extra.router.source_seq)
         while len(topic.moved) > MOVED_IDENTITIES_MAX:
             del topic.moved[next(iter(topic.moved))]
         if topic.queue is not None:
@@ -209,7 +222,60 @@ class ShardState:
             case Watermark():
                 self._apply_watermark(topic, fact)
                 self.evicted += held - topic.count
+            case RouterDefined() | RouterDropped() | RouterCursors() | RouteTrimmed() | RouteForgotten():
+                self._apply_router(topic, fact)
         return 0
+
+    # --- routers ----------------------------------------------------------------------------------------
+
+    def _apply_router(self, topic: Topic, fact: RouterFact) -> None:
+        routers = topic.routers
+        match fact:
+            case RouterDefined():
+                known = routers.get(fact.name) if routers is not None else None
+                if known is not None and known.epoch == fact.epoch:
+                    known.rules = fact.rules  # it stays where it stands
+                    return
+                if topic.routers is None:
+                    topic.routers = {}
+                topic.routers[fact.name] = Router.defined(fact)
+                self.routers[fact.name] = topic
+            case RouterDropped():
+                if routers is not None and fact.name in routers and routers[fact.name].epoch <= fact.epoch:
+                    del routers[fact.name]
+                    topic.routers = routers or None
+                    self._unlist_router(fact.name, topic)
+            case RouterCursors():
+                for row in fact.cursors:
+                    router = routers.get(row.name) if routers is not None else None
+                    if router is not None and router.epoch == row.epoch:
+                        router.stand_at(row)
+            case RouteTrimmed():
+                topic.apply_hole(Hole(fact.first, fact.last, REASON_SOURCE_TRIM))
+                topic.reserved = max(topic.reserved, topic.head)
+                self._note_progress(topic, fact.router, fact.epoch, fact.source_seq)
+            case RouteForgotten():
+                mark = topic.routed.get(fact.router) if topic.routed is not None else None
+                if topic.routed is not None and mark is not None and mark.epoch <= fact.epoch:
+                    del topic.routed[fact.router]
+                    topic.routed = topic.routed or None
+
+    def _note_progress(self, topic: Topic, router: str, epoch: int, seq: int) -> None:
+        if topic.routed is None:
+            topic.routed = {}
+        topic.routed.pop(router, None)  # to the end: who has not copied for longest is forgotten first
+        topic.routed[router] = RouteMark(epoch, seq)
+        while len(topic.routed) > ROUTES_REMEMBERED_MAX:
+            del topic.routed[next(iter(topic.routed))]
+
+    def list_routers(self, topic: Topic) -> None:
+        """The topic has just come, with routers perhaps."""
+        for name in topic.routers or ():
+            self.routers[name] = topic
+
+    def _unlist_router(self, name: str, topic: Topic) -> None:
+        if self.routers.get(name) is topic:
+            del self.routers[name]
 
     def _apply_jobs(self, topic: Topic, fact: JobsLeased | JobsDone | JobsReleased, ts: int) -> None:
         queue = topic.queue
@@ -256,6 +322,7 @@ class ShardState:
         topic = topic_from_snapshot(stored, self.catalog)
         topic.lsn = lsn
         self.catalog.show(topic)
+        self.list_routers(topic)
         for run in topic.runs:
             self.source.run_added(run.segment)
         self.live_bytes += topic.bytes
@@ -268,6 +335,8 @@ class ShardState:
         if topic.dedupe is not None:
             self.dedupe_keys -= len(topic.dedupe)
         self.catalog.hide(topic)
+        for name in topic.routers or ():
+            self._unlist_router(name, topic)
         self.live_bytes -= topic.bytes
         self.resident_bytes -= topic.resident_bytes
 

@@ -31,6 +31,7 @@ from shared.match import Match
 
 if TYPE_CHECKING:
     from shard_worker.core.lease_queue import LeaseQueue
+    from shard_worker.core.router import RouteMark, Router
 
 REASON_CAP, REASON_TTL, REASON_MIXED, REASON_SOURCE_TRIM = "cap", "ttl", "mixed", "source_trim"
 REASON_RECREATED = "recreated"
@@ -85,6 +86,8 @@ class Topic:
         "reserved_synced",
         "resident",
         "resident_bytes",
+        "routed",
+        "routers",
         "runs",
         "staged_config",
         "staged_head",
@@ -130,6 +133,8 @@ class Topic:
         self.waiters: dict[object, None] | None = None
         self.queue: LeaseQueue | None = None  # of topics that are queues
         self.moved: dict[str, int] = {}  # records that came from another topic: identity there, seq here
+        self.routers: dict[str, Router] | None = None  # those that copy from here, by name
+        self.routed: dict[str, RouteMark] | None = None  # those that copied to here: how far they have come
         self.removals = 0  # counts up whenever records go, so that the queue knows when to look
 
     def __repr__(self) -> str:
@@ -245,7 +250,12 @@ class Topic:
         if hole.last <= self.head:
             return
         first = max(hole.first, self.head + 1)
-        self.holes.append(Hole(first, hole.last, hole.reason))
+        last = self.holes[-1] if self.holes else None
+        if last is not None and last.last == first - 1 and last.reason == hole.reason == REASON_SOURCE_TRIM:
+            # A source that keeps trimming must not make the list of holes ever longer.
+            self.holes[-1] = last._replace(last=hole.last)
+        else:
+            self.holes.append(Hole(first, hole.last, hole.reason))
         self.head = hole.last
         self.staged_head = max(self.staged_head, self.head)
         if not self.count:

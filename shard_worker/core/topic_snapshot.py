@@ -8,6 +8,7 @@ from shard_worker.core.catalog import Catalog
 from shard_worker.core.dedupe import DedupeWindow
 from shard_worker.core.hot_index import IN_MEMORY, HotIndex
 from shard_worker.core.lease_queue import Job, JobState, LeaseQueue
+from shard_worker.core.router import Router, marks_from_snapshot, marks_to_snapshot
 from shard_worker.core.seq_set import SeqSet
 from shard_worker.core.topic import REASON_MIXED, Run, Topic
 from shared.api_types import config_from_dict, config_to_dict
@@ -71,6 +72,10 @@ def _more(topic: Topic) -> dict[str, object]:
         more["queue"] = topic.queue.to_snapshot()
     if topic.moved:
         more["moved"] = dict(topic.moved)
+    if topic.routers:
+        more["routers"] = [router.to_snapshot() for router in topic.routers.values()]
+    if topic.routed:
+        more["routed"] = marks_to_snapshot(topic.routed)
     return more
 
 
@@ -135,6 +140,11 @@ def topic_from_snapshot(stored: SnapTopic, catalog: Catalog) -> Topic:
     moved = stored.more.get("moved")
     if isinstance(moved, dict):
         topic.moved = {as_text(identity): as_uint(seq) for identity, seq in moved.items()}
+    if "routers" in stored.more:
+        routers = [Router.from_snapshot(each) for each in as_list(stored.more["routers"])]
+        topic.routers = {router.name: router for router in routers}
+    if "routed" in stored.more:
+        topic.routed = marks_from_snapshot(stored.more["routed"])
     if stored.dedupe:
         topic.dedupe = DedupeWindow()
         for entry in stored.dedupe:

@@ -244,5 +244,6 @@ def _count_references(state: ShardState, topic: Topic) -> None:
     if len(topic.hot.lsn):
         topic.last_file = topic.hot.lsn[-1] >> LSN_OFFSET_BITS
     state.live_bytes += topic.bytes
+    state.list_routers(topic)
     if topic.dedupe is not None:
         state.dedupe_keys += len(topic.dedupe)

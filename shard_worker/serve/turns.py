@@ -7,6 +7,7 @@ Syncs and maintenance jobs run in threads meanwhile; their outcome is taken in b
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import socket
@@ -23,6 +24,7 @@ from shard_worker.pressure import LoopLag, Signals
 from shard_worker.request import Request
 from shard_worker.serve.archive_loop import hand_over
 from shard_worker.serve.backup_links import BACKUP_OPS, BackupLinks
+from shard_worker.serve.forward_times import ForwardTimes
 from shard_worker.serve.link import Link, LinkGone
 from shard_worker.serve.peers import PeerLinks
 from shard_worker.serve.pushes import Pushes
@@ -32,6 +34,7 @@ from shared.cbor_body import dump_map
 from shared.errors import DataDamage, Internal, ShuttingDown, TopicsError
 from shared.limits import (
     COMMIT_WINDOW_MAX_BYTES,
+    FORWARD_SLICE_S,
     PRESSURE_SAMPLE_MS,
     TURNS_BEFORE_YIELD,
     WORKER_MAX_LINKS,
@@ -81,12 +84,15 @@ class TurnLoop:
             socket_dir=socket_dir,
             version=topicsd_version(),
             after_answers=self._end_turn,
+            on_lost=shard.engine.forwarder.link_lost,
         )
         shard.engine.moves.peers = self._peers
         self._backups = BackupLinks(shard, on_free=self._go_on)
         self._sync_wanted = trio.Event()
         self._work_wanted = trio.Event()
         self._turn_over = trio.Event()
+        self._forwards = ForwardTimes(time.perf_counter)
+        self._sleep: trio.CancelScope | None = None  # of the turn loop, while it has nothing to do
         self._draining = False
         self._stopped = False
 
@@ -114,11 +120,16 @@ class TurnLoop:
                 for link in self._links.values()
                 if link.deferred and not link.full and self._may_serve(link)
             ]
-            if not events and not deferred:
+            forwards = self._may_forward()
+            if not events and not deferred and not forwards:
                 busy = 0
                 await self._wait()
                 continue
-            self._turn(events, deferred)
+            if events or deferred:
+                self._forwards.requests_came()
+                self._turn(events, deferred)
+            if forwards:
+                self._forward()
             if self._lag.turned(time.perf_counter()):
                 self._observe()
             busy += 1
@@ -135,18 +146,18 @@ class TurnLoop:
         deadline_ms = self._engine.next_deadline_ms()
         round_ms = self._pushes.next_round_ms()
         pressed = self._pressure.level or round_ms is not None
-        if deadline_ms is None and not pressed:
-            await trio.lowlevel.wait_readable(self._epoll.fileno())
-            self._lag.idle(time.perf_counter())
-            return
         now_ms = self._engine.now_ms()
         until_ms = [at for at in (deadline_ms, round_ms) if at is not None]
         if self._pressure.level:
             until_ms.append(now_ms + PRESSURE_SAMPLE_MS)
-        with trio.move_on_after(max(0, min(until_ms) - now_ms) / 1000) as waited:
+        timeout_s = max(0, min(until_ms) - now_ms) / 1000 if until_ms else math.inf
+        if self._wants_to_forward():
+            timeout_s = min(timeout_s, self._forwards.rest_s())
+        with trio.move_on_after(timeout_s) as self._sleep:
             await trio.lowlevel.wait_readable(self._epoll.fileno())
+        woken, self._sleep = self._sleep.cancelled_caught, None
         self._lag.idle(time.perf_counter())
-        if waited.cancelled_caught:
+        if woken and until_ms and self._engine.now_ms() >= min(until_ms):
             if deadline_ms is not None and self._engine.now_ms() >= deadline_ms:
                 self._engine.tick()
             if pressed:
@@ -163,6 +174,20 @@ class TurnLoop:
             commits.waiting_bytes / self._engine.settings.max_unsynced_bytes,
         )
         self._pressure.observe(signals, self._engine.now_ms())
+
+    # --- routers ----------------------------------------------------------------------------------------
+
+    def _wants_to_forward(self) -> bool:
+        return self._engine.forwarder.runnable and not self._draining
+
+    def _may_forward(self) -> bool:
+        return self._wants_to_forward() and not self._forwards.rest_s()
+
+    def _forward(self) -> None:
+        """Some steps of routers. Requests come first, but never take all the time."""
+        with self._forwards:
+            self._engine.forwarder.run(FORWARD_SLICE_S)
+        self._end_turn()
 
     async def _ticks(self) -> None:
         self._note_read_only()
@@ -358,6 +383,8 @@ class TurnLoop:
             self._sync_wanted.set()
         if self._shard.maintenance.due:
             self._work_wanted.set()
+        if self._sleep is not None and self._wants_to_forward():
+            self._sleep.cancel()  # another task has given routers something to do
         self._turn_over.set()
 
     def _totals(self) -> tuple[int, int]:

@@ -34,6 +34,16 @@ from shared.control_frames import (
 from shared.file_header import WAL_MAGIC, FileHeader, decode_file_header, encode_file_header
 from shared.format_errors import BadBytes, FormatError, NewerVersion
 from shared.frame import Frame, Kind, build_frame, decode_frame
+from shared.match import Match
+from shared.router_frames import (
+    CursorRow,
+    RouteForgotten,
+    RouterCursors,
+    RouterDefined,
+    RouterDropped,
+    RouteTrimmed,
+)
+from shared.router_types import RouterRules
 from shared.wal_format import (
     FLAG_EXTRA,
     JSON_OFFSET,
@@ -65,6 +75,18 @@ SEALED = st.builds(
 )
 MATCHES = st.sampled_from([None, ["tag", "Eq", "x"], ["Or", [["key", "Eq", "a"], ["tag", "Glob", "b*"]]]])
 MAYBE_U64 = st.one_of(st.none(), U64)
+RULES = st.builds(
+    RouterRules,
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+    st.one_of(
+        st.none(),
+        st.builds(Match, st.sampled_from(["tag", "key", "node"]), st.just("Eq"), st.text(max_size=9)),
+    ),
+    st.booleans(),
+    st.sampled_from(["at_least_once", "exactly_once"]),
+)
 CONTROLS: st.SearchStrategy[Control] = st.one_of(
     st.builds(TopicCreated, st.text(), U64, CONFIGS, U64),
     st.builds(TopicConfigured, CONFIGS),
@@ -94,6 +116,13 @@ CONTROLS: st.SearchStrategy[Control] = st.one_of(
     ),
     st.builds(JobsDone, st.lists(U64, max_size=6).map(tuple), st.booleans()),
     st.builds(JobsReleased, st.lists(st.tuples(U64, U64), max_size=4).map(tuple)),
+    st.builds(RouterDefined, st.text(), U64, st.text(), U64, U64, RULES),
+    st.builds(RouterDropped, st.text(), U64),
+    st.builds(
+        RouterCursors, st.lists(st.builds(CursorRow, st.text(), U64, U64, U64, U64), max_size=4).map(tuple)
+    ),
+    st.builds(RouteTrimmed, st.text(), U64, U64, U64, U64),
+    st.builds(RouteForgotten, st.text(), U64),
 )
 # An imported topic is a snapshot's topic: test_snapshot_props.
 OTHER_KINDS = (Kind.APPEND, Kind.TOPIC_IMPORT)

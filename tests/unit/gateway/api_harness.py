@@ -12,7 +12,35 @@ from gateway.io.shard_link import LeasedFiles, LinkListener, OnReply, Reply
 from gateway.service import Api
 from shared.routing import shard_for
 from shared.settings import Settings, load_settings
-from shared.wire import Answer, Op, Options, Request, encode_list_body
+from shared.wire import (
+    Answer,
+    Op,
+    Options,
+    Request,
+    encode_edges,
+    encode_list_body,
+    encode_names,
+    encode_numbers,
+)
+
+ROUTER_ENTRY = json.dumps(
+    {
+        "router": "a-1",
+        "source": "a-1",
+        "dest": "a-1-copy",
+        "preserve_node": True,
+        "preserve_tag": True,
+        "create_dest": True,
+        "filter": None,
+        "allow_cycle": False,
+        "guarantee": "at_least_once",
+        "forwarded_total": 3,
+        "lag": 0,
+        "cursor": 3,
+        "state": "caught_up",
+        "last_error": None,
+    }
+).encode()[:-1]
 
 
 @dataclass
@@ -28,8 +56,19 @@ class ScriptedLink:
 
 
 def plain(request: Request) -> Reply | None:
-    if request.op == Op.LIST:
+    if request.op in (Op.LIST, Op.ROUTER_LIST):
         return Answer(1, 200, encode_list_body([], False))
+    if request.op == Op.DELETE_TOPIC:
+        body = b'{"topic":"%b","deleted":true,"routers_removed":[]' % request.topic.encode()
+        return Answer(1, 200, body)
+    if request.op == Op.ROUTERS_FENCE:
+        return Answer(1, 200, encode_edges([]))
+    if request.op == Op.ROUTER_DEST:
+        return Answer(1, 200, encode_numbers(1))
+    if request.op == Op.ROUTER_DELETE:
+        return Answer(1, 200, encode_names([]))
+    if request.op == Op.ROUTER_GET:
+        return Answer(1, 200, ROUTER_ENTRY)
     if request.op == Op.CLAIM and b"wait_ms" in request.body:
         return None
     return Answer(1, 200, b'{"topic":"%b"' % request.topic.encode())

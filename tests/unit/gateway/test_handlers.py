@@ -216,7 +216,9 @@ def test_flags_of_state_and_delete() -> None:
         (Op.STATE, {"touch": False}),
         (Op.STATE, None),
         (Op.DELETE_TOPIC, {"if_empty": True}),
+        (Op.ROUTER_DELETE, {"dest": "t"}),
         (Op.DELETE_TOPIC, None),
+        (Op.ROUTER_DELETE, {"dest": "t"}),
     ]
     assert harness.call("GET", "/v0/topics/t?touch=perhaps").status == 400
 
