@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from hypothesis import Phase, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -295,7 +295,7 @@ class RouterMachine(RuleBasedStateMachine):
 
 
 def test_routers_between_shards_agree_with_the_model() -> None:
-    run_state_machine_as_test(RouterMachine, settings=settings(max_examples=40, stateful_step_count=40))
+    run_state_machine_as_test(RouterMachine, settings=settings(max_examples=25, stateful_step_count=35))
 
 
 # --- proof that the last word can be "no" -----------------------------------------------------------------
@@ -348,11 +348,35 @@ BROKEN: list[Callable[[pytest.MonkeyPatch], None]] = [
 ]
 
 
+def tell_everything() -> None:
+    """One story in which each promise is put to the test."""
+    machine = RouterMachine()
+    machine.boot(["disk"] * len(PLACES))
+    machine.write("s0", ["x", None, "y"], True)
+    machine.shards.settle()
+    for shard in range(SHARDS):
+        machine.restart_from_a_snapshot(shard)
+    machine.shards.settle()
+    for fault in ("repeat", "lose", "repeat"):
+        machine.write_over_bad_links("s0", [fault])
+        machine.time_passes(6000)
+    for seed in range(4):  # some of them find the copies on disk already: seqs that were not reserved are synced
+        machine.write_and_lose_what_only_destinations_have_not_synced("s0", seed, "none")
+        machine.shards.settle()
+    machine.write("s0", ["x"] * 5, False)
+    machine.evict("s0", 2)
+    machine.write_to_full_ones("s0", 4, 1)
+    machine.teardown()
+
+
+def test_the_story_goes_well() -> None:
+    tell_everything()
+
+
 @pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.__name__)
-def test_a_broken_router_is_caught(broken: Callable[[pytest.MonkeyPatch], None]) -> None:
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(AssertionError):
-        broken(patch)
-        run_state_machine_as_test(
-            RouterMachine,
-            settings=settings(max_examples=200, stateful_step_count=40, phases=[Phase.generate]),
-        )
+def test_a_broken_router_is_caught(
+    broken: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken(monkeypatch)
+    with pytest.raises(AssertionError, match=r"lacks|holds|told|come to rest"):
+        tell_everything()

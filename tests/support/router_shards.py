@@ -343,7 +343,7 @@ class RouterShards:
             driver.engine.forwarder.runnable for driver in self.drivers.values()
         )
 
-    def settle(self, turns: int = 500) -> None:
+    def settle(self, turns: int = 100) -> None:
         """Until nobody has anything to do but wait for a full destination."""
         for _ in range(turns):
             self.turn()
