@@ -178,7 +178,8 @@ class TurnLoop:
     # --- routers ----------------------------------------------------------------------------------------
 
     def _wants_to_forward(self) -> bool:
-        return self._engine.forwarder.runnable and not self._draining
+        # Not while a backup holds the shard still: nothing may be written then.
+        return self._engine.forwarder.runnable and not (self._draining or self._backups.held)
 
     def _may_forward(self) -> bool:
         return self._wants_to_forward() and not self._forwards.rest_s()
