@@ -60,6 +60,8 @@ class MaintenanceCounters:
     snapshots: int = 0
     relocated: int = 0
     segments_dropped: int = 0
+    compactions_adopted: int = 0
+    compactions_refused: int = 0
     failures: int = 0
     last_failure: str = ""
     retired_files: list[File] = field(default_factory=list)
@@ -483,6 +485,10 @@ class Maintenance:
             case ScanJob() | VerifyJob() | PublishJob() | RefuseJob():
                 assert self.adoption is not None
                 self.adoption.finish(job)
+                self.counters.compactions_adopted += isinstance(job, PublishJob)
+                if isinstance(job, RefuseJob):
+                    self.counters.compactions_refused += 1
+                    self.counters.last_failure = f"compaction {job.job} was refused: {job.reason}"
 
     def failed(self, job: Job, error: OSError | DataDamage) -> None:
         """Nothing is lost: the log still has everything. Tried again later."""

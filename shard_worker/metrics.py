@@ -83,6 +83,8 @@ def worker_metrics(shard: Shard) -> bytes:
                 "snapshots_total": maintenance.counters.snapshots,
                 "segments_relocated_total": maintenance.counters.relocated,
                 "segments_dropped_total": maintenance.counters.segments_dropped,
+                "compactions_adopted_total": maintenance.counters.compactions_adopted,
+                "compactions_refused_total": maintenance.counters.compactions_refused,
                 "maintenance_failures_total": maintenance.counters.failures,
                 "pushes_coalesced_total": pressure.counters.pushes_coalesced,
                 "pushes_paused_total": pressure.counters.pushes_paused,

@@ -18,6 +18,7 @@ from collections.abc import Callable
 import trio
 import trio.lowlevel
 
+from shard_worker.disk.staged_jobs import RefuseJob
 from shard_worker.inspection import answer, view_of_shard
 from shard_worker.metrics import worker_metrics
 from shard_worker.pressure import LoopLag, Signals
@@ -278,6 +279,8 @@ class TurnLoop:
             else:
                 await self._backups.free()
                 maintenance.finish(job)
+                if isinstance(job, RefuseJob):
+                    self._log_failure(f"compaction {job.job} was refused: {job.reason}")
             self._retire_files()
             self._end_turn()
 

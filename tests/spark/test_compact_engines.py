@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from ops.coldstore.compact_local import compact_local
-from ops.coldstore.compact_spark import CompactionSink, compact_spark
+from ops.coldstore.compact_local import compact_local, find_superseded
+from ops.coldstore.compact_spark import BinsWritten, CompactionSink, CompactionWriter, compact_spark
+from ops.coldstore.plan_file import Work, save_work
 from ops.coldstore.staging import ShardPlace, load_basis
-from shared.compaction import PlanOptions
+from shared.compaction import PlanOptions, make_plan
 from shared.io.durable_fs import RealFileSystem
-from shared.staged import Staged
+from shared.staged import Staged, decode_staged
 from tests.support.compaction_kit import run_jobs
 from tests.support.s3_server import s3_server
 from tests.support.server_process import ROOT, environment
@@ -102,6 +103,31 @@ def test_a_task_that_always_fails_ends_the_job_and_leaves_nothing(spark: Any, tm
     with pytest.raises(Exception, match="always dies"):
         compact_spark(spark, place, basis, job="j", now_ms=driver.clock(), options=SPLIT, sink=FailingSink)
     assert list((tmp_path / "cold/shard-0000/staging").iterdir()) == []
+
+
+def test_of_two_attempts_that_run_at_once_only_the_one_that_reports_counts(tmp_path: Path) -> None:
+    """Speculation, step by step: a straggler and its twin both write, Spark hands over the report of one."""
+    driver = shard(str(tmp_path / "data"), str(tmp_path / "cold"))
+    place = ShardPlace(0, str(tmp_path / "data"), str(tmp_path / "cold"))
+    fs = RealFileSystem()
+    basis = load_basis(fs, place)
+    assert basis is not None
+    fs.make_dir(place.staging)
+    plan = make_plan(basis, find_superseded(fs, place, basis, driver.clock()), SPLIT)
+    work = Work(place, "j", driver.clock(), basis, plan)
+    writer = CompactionWriter(save_work(fs, work))
+    straggler = {at: writer.write_one(work, at, 10 + at) for at in range(len(plan.bins))}
+    twin = writer.write_one(work, 0, 99)
+    counted = straggler | {0: twin}
+    writer.commit([BinsWritten([(at, report)]) for at, report in counted.items()])
+    staged = decode_staged((tmp_path / "cold/shard-0000/staging/j.staged.json").read_bytes())
+    assert staged.new[0].file == "j.p0-a99.seg" and len(staged.new) == len(plan.bins)
+    with pytest.raises(AssertionError, match="reported twice"):
+        writer.commit([BinsWritten([(0, straggler[0])]), BinsWritten([(0, twin)])])
+    with pytest.raises(AssertionError, match="missing"):
+        writer.commit([BinsWritten([(0, twin)])])
+    run_jobs(driver)
+    assert list((tmp_path / "cold/shard-0000/staging").iterdir()) == [], "also the file that did not count"
 
 
 def test_a_bad_block_ends_the_job_and_is_named(spark: Any, tmp_path: Path) -> None:

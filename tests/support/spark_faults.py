@@ -1,4 +1,4 @@
-"""Sinks of a compaction whose tasks fail or dawdle. In a module: Spark ships them to its workers by name."""
+"""Sinks of a compaction whose tasks fail. In a module: Spark ships them to its workers by name."""
 
 from __future__ import annotations
 
@@ -46,27 +46,3 @@ class _Fails(CompactionWriter):
     def write_one(self, work: Work, at: int, attempt: int) -> Written:
         super().write_one(work, at, attempt)
         raise RuntimeError("this task always dies")
-
-
-class DawdlingSink(CompactionSink):
-    """The first attempt of bin 0 takes so long that a second one is started beside it."""
-
-    @classmethod
-    def name(cls) -> str:
-        return "topics_dawdling"
-
-    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        return _Dawdles(self.options["plan"])
-
-
-class _Dawdles(CompactionWriter):
-    def write_one(self, work: Work, at: int, attempt: int) -> Written:
-        import time
-
-        from pyspark import TaskContext
-
-        written = super().write_one(work, at, attempt)
-        context = TaskContext.get()
-        if at == 0 and context is not None and context.attemptNumber() == 0:
-            time.sleep(20)
-        return written
