@@ -86,7 +86,7 @@ def _encode_values(field: str, values: Sequence[bytes | None], flags: bytes, par
 class Columns:
     """The decoded columns of `count` records whose JSON part has `json_len` bytes."""
 
-    __slots__ = ("_at", "_buffer", "_ends", "_flags", "_meta", "column_flags", "count", "json_len")
+    __slots__ = ("_at", "_buffer", "_ends", "_flags", "_meta", "_parts", "column_flags", "count", "json_len")
 
     def __init__(self, column_flags: int, count: int, json_len: int, buffer: memoryview) -> None:
         self.column_flags = column_flags
@@ -97,6 +97,7 @@ class Columns:
         self._ends: array[int] | None = None
         self._flags: bytes | None = None
         self._meta: array[int] | None = None
+        self._parts: dict[str, tuple[array[int], memoryview]] | None = None
         self._lay_out()
 
     def _lay_out(self) -> None:
@@ -198,12 +199,18 @@ class Columns:
         """(end offsets, bytes of all values) of a column, or None where no record has a value."""
         if not self.column_flags & FIELD_COLUMN[field]:
             return None
-        at, end = self._at[FIELD_COLUMN[field]]
-        values_at = at + 4 * self.count
-        ends = load_u32(self._buffer[at:values_at])
-        if not is_ascending(ends):
-            raise BadBytes(f"{field} offsets", at)
-        return ends, self._buffer[values_at:end]
+        # Kept: compaction cuts many short runs out of one block, and asks once per run.
+        if self._parts is None:
+            self._parts = {}
+        found = self._parts.get(field)
+        if found is None:
+            at, end = self._at[FIELD_COLUMN[field]]
+            values_at = at + 4 * self.count
+            ends = load_u32(self._buffer[at:values_at])
+            if not is_ascending(ends):
+                raise BadBytes(f"{field} offsets", at)
+            found = self._parts[field] = ends, self._buffer[values_at:end]
+        return found
 
     def values(self, field: str) -> list[bytes | None]:
         """Every record's value of "node", "tag" or "key"."""
