@@ -92,13 +92,11 @@ def _frame_row(file: File, number: int, offset: int, end: int, name_of: NameOf) 
         if not isinstance(frame, Frame):
             reason = frame.reason if isinstance(frame, BadFrame) else "no frame is here"
             return _bad_row(file, number, offset, end, reason)
-        row = _row_of_head(head, lsn, length, name_of)
-        if frame.kind == Kind.TOPIC_IMPORT:
-            row["detail"] = {"name": decode_topic(frame).name}
-        elif frame.kind != Kind.APPEND:
-            row["detail"] = _detail(frame)
     except FormatError as err:
         return _bad_row(file, number, offset, end, str(err))
+    row = _row_of_head(head, lsn, length, name_of)
+    if frame.kind != Kind.APPEND:
+        row["detail"] = _detail(frame)
     return row, None if frame.kind == Kind.FILE_END else offset + length
 
 
@@ -120,14 +118,17 @@ def _bad_row(file: File, number: int, offset: int, end: int, reason: str) -> tup
 
 
 def _detail(frame: Frame) -> Row:
-    control = decode_control(frame)
+    try:
+        if frame.kind == Kind.TOPIC_IMPORT:
+            return {"name": decode_topic(frame).name}
+        control = decode_control(frame)
+    except FormatError as err:
+        return {"unreadable": str(err)}  # the frame is intact: what it says is for those who know its kind
     fields = {} if isinstance(control, TopicDeleted | FileEnded) else control.to_map()
-    shown: Row = {}
-    for name, value in fields.items():
-        if isinstance(value, list) and len(value) > _LIST_SHOWN:
-            shown[name] = [*value[:_LIST_SHOWN], f"… {len(value)} in all"]
-        elif name == "lsn" and isinstance(value, int):
-            shown[name] = lsn_text(value)
-        else:
-            shown[name] = value
-    return shown
+    return {name: _short(name, value) for name, value in fields.items()}
+
+
+def _short(name: str, value: object) -> object:
+    if isinstance(value, list) and len(value) > _LIST_SHOWN:
+        return [*value[:_LIST_SHOWN], f"… {len(value)} in all"]
+    return lsn_text(value) if name == "lsn" and isinstance(value, int) else value

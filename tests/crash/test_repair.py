@@ -14,7 +14,7 @@ import pytest
 
 from shard_worker.disk.repair import RepairReport, repair_shard
 from shard_worker.disk.survey import Survey, survey_shard
-from shared.errors import CorruptSnapshot
+from shared.errors import CorruptSnapshot, DataDamage
 from shared.frame import Kind
 from shared.wal_format import JSON_OFFSET
 from tests.support.fake_disk import FakeDisk, PowerCut
@@ -421,12 +421,27 @@ def test_a_repair_that_is_killed_anywhere_is_finished_by_the_next_and_costs_no_m
                 break
             keep, seed = KEEPS[step % len(KEEPS)]
             driver.disk.lose_power(seed + step, keep)
+            expect_started_honestly(driver, wanted)
             repair(driver)
             assert survey(driver).damage == []
             kept = set(content(driver.disk).values())
             assert original <= kept, f"step {step}: evidence is gone"
             assert served(driver) == wanted, f"step {step}"
         assert step > 30
+
+
+def expect_started_honestly(driver: ShardDriver, wanted: dict[str, set[int]]) -> None:
+    """Somebody starts the server between the two: it refuses, or takes no writes, or is repaired already."""
+    twin = reopened(driver)
+    twin.disk = driver.disk.clone()
+    try:
+        twin.reopen()
+    except DataDamage:
+        return
+    if twin.shard.report.damage:
+        expect_read_only_for_damage(twin)
+    else:
+        assert served(twin) == wanted
 
 
 def served(driver: ShardDriver) -> dict[str, set[int]]:

@@ -13,7 +13,7 @@ from shared.io.durable_fs import FileSystem
 from shared.io.scratch_fs import ScratchFileSystem
 from tests.support.fake_disk import FakeDisk
 
-NAMES = ["/d/a", "/d/b", "/d/e/c"]
+NAMES = ["/d/a", "/d/e/b"]
 name = st.sampled_from(NAMES)
 place = st.integers(0, 40)
 
@@ -22,6 +22,7 @@ step = st.one_of(
     st.tuples(st.just("write"), name, place, st.binary(min_size=1, max_size=20)),
     st.tuples(st.just("truncate"), name, place),
     st.tuples(st.just("allocate"), name, place),
+    st.tuples(st.just("cut and grow"), name, place, place),
     st.tuples(st.just("rename"), name, name),
     st.tuples(st.just("rename_new"), name, name),
     st.tuples(st.just("unlink"), name),
@@ -52,6 +53,8 @@ def do(fs: FileSystem, call: tuple[Any, ...]) -> object:
                 return with_file(rest[0], lambda file: file.truncate(rest[1]))
             case "allocate":
                 return with_file(rest[0], lambda file: file.allocate(rest[1]))
+            case "cut and grow":
+                return with_file(rest[0], lambda file: (file.truncate(rest[1]), file.allocate(rest[2])))
             case "rename":
                 fs.rename(*rest)
             case "rename_new":
@@ -73,6 +76,8 @@ def do(fs: FileSystem, call: tuple[Any, ...]) -> object:
 def test_it_behaves_like_the_disk_below_and_keeps_its_changes(before: list[Any], after: list[Any]) -> None:
     disk = FakeDisk()
     disk.make_dir("/d/e")
+    for path in NAMES:
+        disk.place(path, bytes(range(1, 31)))
     for call in before:
         do(disk, call)
     twin = disk.clone()
@@ -82,6 +87,9 @@ def test_it_behaves_like_the_disk_below_and_keeps_its_changes(before: list[Any],
         scratch = ScratchFileSystem(disk)
         for call in after:
             assert do(scratch, call) == do(twin, call), call
+            for path in NAMES:
+                whole = ("read", path, 100, 0)
+                assert do(scratch, whole) == do(twin, whole), call
     finally:
         scratch_module._PAGE_BYTES = page_bytes
     assert {path: disk.read_file(path) for path in disk.files()} == below
