@@ -20,7 +20,7 @@ from shard_worker.core.loss import Lost, lose
 from shard_worker.core.topic import REASON_MIXED, Topic
 from shard_worker.disk.log_damage import LogGap
 from shard_worker.disk.quarantine import quarantine_file
-from shard_worker.disk.record_store import segment_number
+from shard_worker.disk.record_store import segment_file_name, segment_number
 from shard_worker.disk.repair_cold import repair_manifest, require_cold_tier
 from shard_worker.disk.repair_segments import SegmentRescue
 from shard_worker.disk.sealing import SealJob, SealPlan, plan_share
@@ -149,7 +149,7 @@ class _Repair:
         survey, check = self._survey, self._survey.check
         snapshots = [n for n in check.bad_snapshots if self._fs.exists(self._snapshot_path(n))]
         # Snapshots and manifests can be replaced by themselves: everything they say stands elsewhere, too.
-        elsewhere = len(check.bad_snapshots) + len(check.bad_manifests)
+        elsewhere = len(check.bad_snapshots) + len(check.bad_manifests) + len(check.stale_cold)
         rewrite = bool(len(survey.damage) > elsewhere or check.gaps or check.bad_segments)
         bad_files: list[str] = []
         if rewrite:
@@ -164,6 +164,8 @@ class _Repair:
             self._move_aside(self._snapshot_path(number))
         for path in bad_files:
             self._move_aside(path)
+        for number in check.stale_cold:
+            self._move_aside(f"{self._paths.cold}/data/{segment_file_name(number)}")
         for generation in check.bad_manifests:
             self._move_aside(f"{self._paths.cold}/{manifest_name(generation)}")
 

@@ -37,7 +37,7 @@ def repair_manifest(fs: FileSystem, survey: Survey, now_ms: int) -> None:
     if directory is None:
         return
     state, current = survey.recovered.state, check.manifest
-    gone = {number for number in check.bad_segments if not _is_cold(survey, number)}
+    gone = {number for number in check.bad_segments if not _is_cold(survey, number)} | {*check.stale_cold}
     listed = {held.number: held for held in (current.segments if current is not None else ())}
     if not check.bad_manifests and not gone & listed.keys():
         return

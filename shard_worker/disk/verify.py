@@ -28,7 +28,7 @@ from shared.format_errors import BadBytes, FormatError, NewerVersion
 from shared.frame import Frame, Kind
 from shared.frame_scan import Stop, Torn, find_valid_frame, scan_frames
 from shared.io.durable_fs import File, FileSystem, read_whole
-from shared.manifest import Manifest, decode_manifest, manifest_checksum
+from shared.manifest import Manifest, ManifestSegment, decode_manifest, manifest_checksum, manifest_name
 from shared.segment_reader import read_header
 from shared.segment_scan import verify_segment
 from shared.store_layout import manifest_generation
@@ -79,6 +79,8 @@ class Verification:
     bad_segments: set[int] = field(default_factory=set)
     bad_snapshots: list[int] = field(default_factory=list)
     bad_manifests: list[int] = field(default_factory=list)
+    stale_cold: list[int] = field(default_factory=list)
+    """Segments that the manifest lists, that no topic needs, and that are not whole."""
     snapshots: dict[int, SnapshotInfo] = field(default_factory=dict)
     manifest: Manifest | None = None
     files: int = 0
@@ -267,6 +269,33 @@ class Verification:
                 continue
             self._count(path, len(content))
             previous, self.manifest = (generation, manifest_checksum(content)), manifest
+        if self.manifest is not None:
+            for listed in self.manifest.segments:
+                if listed.number not in self.facts.segments:
+                    self._check_listed(cold, self.manifest, listed)
+
+    def _check_listed(self, cold: str, manifest: Manifest, listed: ManifestSegment) -> None:
+        """A segment that the shard does not know: left by a repair or a compaction that was cut short."""
+        fact = SegmentFact(listed.number, TIER_COLD, listed.size, listed.digest, needed=False)
+        path = f"{cold}/{listed.path}"
+        file = self._open(path)
+        if file is None:
+            if self.refresh is not None:
+                return  # a newer manifest took it off the list meanwhile, or the worker just did
+            reason = f"segment {listed.number} is missing"
+        else:
+            try:
+                found = next(self._segment_findings(file, fact), None)
+            finally:
+                file.close()
+            if found is None:
+                return
+            reason = f"segment {listed.number} is damaged: {found.reason}"
+        self.stale_cold.append(listed.number)
+        manifest_path = f"{cold}/{manifest_name(manifest.generation)}"
+        self.damage.append(
+            CorruptManifest(path=manifest_path, reason=f"it lists what is not whole: {reason}")
+        )
 
     # --- files ------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from shard_worker.disk.repair import RepairReport, repair_shard
 from shard_worker.disk.survey import Survey, survey_shard
 from shared.errors import CorruptSnapshot, DataDamage
 from shared.frame import Kind
+from shared.io.manifest_files import load_manifest, write_next_manifest
 from shared.wal_format import JSON_OFFSET
 from tests.support.fake_disk import FakeDisk, PowerCut
 from tests.support.fault_kit import (
@@ -320,6 +321,21 @@ def test_a_cold_tier_that_is_not_there_is_not_declared_lost() -> None:
     with pytest.raises(Exception, match="mount it"):
         repair(driver)
     assert content(driver.disk) == before
+
+
+def test_a_manifest_does_not_go_on_listing_what_nobody_needs_and_nobody_can_read() -> None:
+    """As after a repair that was killed right behind its commit."""
+    driver = furnished()
+    current, checksum = load_manifest(driver.disk, COLD_SHARD_DIR)
+    assert current is not None
+    stale = replace(current.segments[0], number=77, path="data/0000000077.seg")
+    driver.disk.place(cold_path(77), driver.disk.read_file(cold_path(1)))
+    segments = [*current.segments, stale]
+    write_next_manifest(driver.disk, COLD_SHARD_DIR, 0, driver.clock.now_ms, current, checksum, segments)
+    assert repaired(driver) == {"a": set(), "b": set()}
+    after, _ = load_manifest(driver.disk, COLD_SHARD_DIR)
+    assert after is not None and after.segments == current.segments
+    assert f"{COLD_SHARD_DIR}/quarantine/0000000077.seg.1" in driver.disk.files()
 
 
 def test_a_bad_manifest_is_replaced() -> None:
