@@ -1,29 +1,18 @@
-"""Verify and repair: damage in every kind of file is found, repaired, told to readers, and never grows.
-
-Repair is judged by what a shard then serves: `expect_whole` opens it, reads everything, compares with what was written
-and asks a reader at seq 0 to account for every seq: as a record, or as part of a tombstone.
-"""
+"""Verify and repair: damage in every kind of file is found, repaired and told to readers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
-from shard_worker.disk.repair import RepairReport, repair_shard
-from shard_worker.disk.survey import Survey, survey_shard
-from shared.errors import CorruptSnapshot, DataDamage
+from shared.errors import CorruptSnapshot
 from shared.frame import Kind
 from shared.io.manifest_files import load_manifest, write_next_manifest
 from shared.wal_format import JSON_OFFSET
-from tests.support.fake_disk import FakeDisk, PowerCut
 from tests.support.fault_kit import (
     COLD_SHARD_DIR,
-    KEEPS,
     ROOMY,
-    SEGMENTS_DIR,
     all_frames,
     appends,
     cold_path,
@@ -38,116 +27,18 @@ from tests.support.fault_kit import (
     wal_numbers,
     wal_path,
 )
+from tests.support.repair_kit import (
+    TOPICS,
+    WRITTEN,
+    content,
+    furnished,
+    hot_segment,
+    repair,
+    repaired,
+    story,
+    survey,
+)
 from tests.support.shard_driver import ShardDriver, small_limits
-
-TOPICS = ("a", "b")
-Damage = Callable[[ShardDriver], None]
-
-
-def survey(driver: ShardDriver) -> Survey:
-    now = driver.clock.now_ms
-    return survey_shard(
-        driver.disk, driver.settings, 0, now, lambda *_: None, wal_file_bytes=driver.wal_file_bytes
-    )
-
-
-def repair(driver: ShardDriver, *, dry: bool = False) -> RepairReport:
-    now = driver.clock.now_ms
-    return repair_shard(
-        driver.disk, driver.settings, 0, now, lambda *_: None, dry=dry, wal_file_bytes=driver.wal_file_bytes
-    )
-
-
-def content(disk: FakeDisk) -> dict[str, bytes]:
-    return {path: disk.read_file(path) for path in disk.files()}
-
-
-def furnished(*, stop: bool = True, small: bool = False) -> ShardDriver:
-    """Records in the cold tier, in a hot segment, in log files before and behind the newest snapshot."""
-    driver = ShardDriver(wal_file_bytes=4096 if small else ROOMY)
-    for name in TOPICS:
-        driver.put(name, durable=True)
-    for part in range(6):
-        for name in TOPICS:
-            for n in range(4):
-                records = [{"data": f"{name}{part}{n}{i}" + "x" * 20, "tag": f"t{i}"} for i in range(3)]
-                driver.append(name, records)
-        if part in (0, 1, 2):
-            driver.seal()
-        if part in (2, 4):
-            driver.snapshot()
-        if part == 2:
-            driver.relocate()
-    if stop:
-        driver.settle()
-        driver.disk.kill_process()
-    return driver
-
-
-WRITTEN = {
-    name: [f"{name}{part}{n}{i}" + "x" * 20 for part in range(6) for n in range(4) for i in range(3)]
-    for name in TOPICS
-}
-
-
-def story(driver: ShardDriver, topic: str) -> tuple[dict[int, Any], set[int]]:
-    """What a reader from the beginning is told: records by seq, and the seqs in tombstones."""
-    records: dict[int, Any] = {}
-    told: set[int] = set()
-    at = 0
-    while True:
-        answer = driver.read(topic, at, limit=7)
-        if answer["tombstone"] is not None:
-            gap = answer["tombstone"]
-            told |= set(range(gap["gap_from"], gap["gap_to"] + 1))
-        records |= {record["$seq"]: record["data"] for record in answer["records"]}
-        if answer["caught_up"]:
-            return records, told
-        assert answer["next_from_seq"] > at
-        at = answer["next_from_seq"]
-
-
-def expect_whole(driver: ShardDriver, report: RepairReport) -> dict[str, set[int]]:
-    """The repaired shard serves; returns the lost seqs by topic, which are exactly those that were reported."""
-    twin = reopened(driver)
-    twin.reopen()
-    assert twin.shard.report.damage == []
-    lost = {}
-    for name in TOPICS:
-        records, told = story(twin, name)
-        for seq, data in records.items():
-            assert data == WRITTEN[name][seq - 1]
-        lost[name] = set(range(1, len(WRITTEN[name]) + 1)) - records.keys()
-        assert not records.keys() & told
-        assert lost[name] <= told, f"{name}: {sorted(lost[name] - told)} are lost silently"
-        reported = {
-            seq for loss in report.losses if loss.topic == name for seq in range(loss.first, loss.last + 1)
-        }
-        assert reported == told
-        state = twin.state(name).json
-        assert state["count"] == len(records)
-        answer = twin.append(name, [{"data": "after"}])
-        assert answer.ok
-        assert answer.json["first_seq"] > len(WRITTEN[name]), "an acked seq was given out twice"
-    twin.close()
-    assert survey(twin).damage == []
-    return lost
-
-
-def repaired(driver: ShardDriver) -> dict[str, set[int]]:
-    """Damage is found, a dry run changes nothing and says the same, and the repair leaves nothing to find."""
-    assert survey(driver).damage
-    before = content(driver.disk)
-    planned = repair(driver, dry=True)
-    assert content(driver.disk) == before
-    report = repair(driver)
-    assert report.damage and report == planned
-    after = survey(driver)
-    assert after.damage == []
-    evidence = set(content(driver.disk).values())
-    assert set(before.values()) <= evidence, "a file is gone"
-    return expect_whole(driver, report)
-
 
 # --- the log ------------------------------------------------------------------------------------------------
 
@@ -253,10 +144,6 @@ def test_a_bad_snapshot_is_moved_aside(which: int) -> None:
 
 
 # --- segments and the cold tier -----------------------------------------------------------------------------
-
-
-def hot_segment(driver: ShardDriver) -> str:
-    return f"{SEGMENTS_DIR}/{driver.disk.list_dir(SEGMENTS_DIR)[-1]}"
 
 
 def test_a_bad_block_costs_its_records_and_no_others() -> None:
@@ -396,79 +283,3 @@ def test_without_a_readable_snapshot_or_the_beginning_of_the_log_repair_refuses(
     with pytest.raises(CorruptSnapshot, match="restore this shard from a backup"):
         repair(driver)
     assert content(driver.disk) == before
-
-
-# --- killed while repairing ---------------------------------------------------------------------------------
-
-
-def badly_hurt() -> ShardDriver:
-    """Damage in a log file in front of the snapshot and behind it, in a segment of each tier, and in the manifest."""
-    driver = furnished()
-    for frame in (appends(driver.disk)[-16], appends(driver.disk)[-5]):
-        flip_in_frame(driver.disk, frame, JSON_OFFSET + 3)
-    for path in (hot_segment(driver), cold_path(1)):
-        block = segment_parts(driver.disk, path).blocks[0]
-        flip_in_segment(driver.disk, path, block.offset + block.length - 12)
-    newest = max(name for name in driver.disk.list_dir(COLD_SHARD_DIR) if name.startswith("manifest"))
-    driver.disk.flip_bit(f"{COLD_SHARD_DIR}/{newest}", 150, 2)
-    return driver
-
-
-@pytest.mark.parametrize("stride", [11, pytest.param(1, marks=pytest.mark.exhaustive)])
-def test_a_repair_that_is_killed_anywhere_is_finished_by_the_next_and_costs_no_more(stride: int) -> None:
-    with small_limits():
-        hurt = badly_hurt()
-        original = set(content(hurt.disk).values())
-        uncut = reopened(hurt)
-        uncut.disk = hurt.disk.clone()
-        wanted = expect_whole(uncut, repair(uncut))
-        assert 0 < sum(map(len, wanted.values())) < 40
-        step = 0
-        while True:
-            step += stride
-            driver = reopened(hurt)
-            driver.disk = hurt.disk.clone()
-            driver.disk.crash_after(step, half=True, seed=step)
-            try:
-                repair(driver)
-            except PowerCut:
-                pass
-            else:
-                break
-            keep, seed = KEEPS[step % len(KEEPS)]
-            driver.disk.lose_power(seed + step, keep)
-            expect_started_honestly(driver, wanted)
-            repair(driver)
-            assert survey(driver).damage == []
-            kept = set(content(driver.disk).values())
-            assert original <= kept, f"step {step}: evidence is gone"
-            assert served(driver) == wanted, f"step {step}"
-        assert step > 30
-
-
-def expect_started_honestly(driver: ShardDriver, wanted: dict[str, set[int]]) -> None:
-    """Somebody starts the server between the two: it refuses, or takes no writes, or is repaired already."""
-    twin = reopened(driver)
-    twin.disk = driver.disk.clone()
-    try:
-        twin.reopen()
-    except DataDamage:
-        return
-    if twin.shard.report.damage:
-        expect_read_only_for_damage(twin)
-    else:
-        assert served(twin) == wanted
-
-
-def served(driver: ShardDriver) -> dict[str, set[int]]:
-    """The lost seqs by topic, of which readers are told."""
-    driver.reopen()
-    assert driver.shard.report.damage == []
-    lost = {}
-    for name in TOPICS:
-        records, told = story(driver, name)
-        assert all(data == WRITTEN[name][seq - 1] for seq, data in records.items())
-        lost[name] = set(range(1, len(WRITTEN[name]) + 1)) - records.keys()
-        assert lost[name] <= told
-    assert driver.append("a", [{"data": "after"}]).ok
-    return lost
