@@ -41,7 +41,7 @@ def ensure_shard_count(
     What `proceed` raises comes out of here; the next start goes on from there, as after a crash.
     """
     data_dir, shards = settings.data_dir, settings.wal_shards
-    if store.shards == shards and store.moving_to is None:
+    if store.settled_on(shards):
         return store
     save_store(fs, data_dir, structs.replace(store, moving_to=shards))
     opener = open_shard or (lambda number: _locked_shard(fs, settings, number, proceed))

@@ -32,6 +32,10 @@ class Store(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     moving_to: int | None = None
     """A move to this number of shards is under way; topics may be in either place until it is done."""
 
+    def settled_on(self, shards: int) -> bool:
+        """Is every topic where it belongs with this number of shards?"""
+        return self.shards == shards and self.moving_to is None
+
 
 class _FormatOnly(msgspec.Struct):
     format: int

@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 import trio
 
+from shared.io.durable_fs import RealFileSystem
 from shared.settings import Settings
-from topicsd import supervisor
+from topicsd import reshard, supervisor
 from topicsd.exits import Exit
+from topicsd.store_file import open_store
 
 
 def test_a_signal_stops_a_move_between_two_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,7 +27,9 @@ def test_a_signal_stops_a_move_between_two_steps(tmp_path: Path, monkeypatch: py
             proceed()
             time.sleep(0.001)
 
-    monkeypatch.setattr(supervisor, "ensure_shard_count", endless_move)
+    monkeypatch.setattr(reshard, "ensure_shard_count", endless_move)
+    (tmp_path / "data").mkdir()
+    open_store(RealFileSystem(), str(tmp_path / "data"), shards=1)
     settings = replace(Settings(), data_dir=str(tmp_path / "data"), port=0, wal_shards=2)
     server = supervisor.Supervisor(settings, env={}, announce=lambda url: pytest.fail("the port was opened"))
     assert trio.run(server.run) == Exit.CLEAN
