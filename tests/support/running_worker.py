@@ -84,15 +84,15 @@ class Worker:
     def __init__(self, driver: ShardDriver, loop: TurnLoop, path: str) -> None:
         self.driver = driver
         self.loop = loop
-        self._path = path
+        self.path = path
 
     async def connect(self, role: str = "gateway") -> Client:
-        client = Client(await trio.open_unix_socket(self._path), role)
+        client = Client(await trio.open_unix_socket(self.path), role)
         await client.shake_hands()
         return client
 
     async def connect_raw(self) -> Client:
-        return Client(await trio.open_unix_socket(self._path), "gateway")
+        return Client(await trio.open_unix_socket(self.path), "gateway")
 
 
 @asynccontextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from unittest.mock import patch
 
 import pytest
@@ -18,6 +19,13 @@ from tests.support.running_worker import Client, running
 from tests.support.shard_driver import ShardDriver
 
 WRITE = b'{"records":[{"data":1}]}'
+
+
+@pytest.fixture(autouse=True)
+def patient() -> Iterator[None]:
+    """However slow this machine is, a hold lasts as long as the test wants it to."""
+    with patch.object(backup_links, "BACKUP_HOLD_MAX_S", 60.0):
+        yield
 
 
 def a_shard() -> ShardDriver:
