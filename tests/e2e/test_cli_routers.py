@@ -1,4 +1,4 @@
-"""`topics router`, against a stand-in that answers as the API is specified."""
+"""`topics router`: all options and refusals against a stand-in that answers as specified, the whole on a server."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
 
+from tests.support.api_client import ApiClient, fresh
+from tests.support.live_server import LiveServer
+from tests.support.server_process import wait_for
 from tests.support.topics_cli import TopicsCli
 
 
@@ -99,3 +102,19 @@ def test_a_router_from_its_making_to_its_end(cli: TopicsCli) -> None:
     assert "--allow-cycle" in cli.fails(1, "router", "create", "d", "x", "x")
     assert cli.ok("router", "rm", "a>b").out == "deleted a>b\n"
     assert "no router" in cli.fails(1, "router", "rm", "a>b")
+
+
+def test_a_router_copies_until_it_is_deleted(server: LiveServer, plain_client: ApiClient) -> None:
+    cli = TopicsCli(server.port)
+    source, dest = fresh("cli"), fresh("cli-copy")
+    name = f"{source}>{dest}"
+    plain_client.put(source)
+    plain_client.put(dest)
+    assert cli.ok("router", "create", name, source, dest).out == f"router {name} copies {source} to {dest}\n"
+    plain_client.append(source, 1, 2)
+    wait_for(lambda: plain_client.values(dest) == [1, 2])
+    (listed,) = cli.ok("router", "ls", "--source", source, "--json").rows
+    assert (listed["router"], listed["dest"]) == (name, dest)
+    assert f"dest       {dest}" in cli.ok("router", "get", name).out
+    assert cli.ok("router", "rm", name).out == f"deleted {name}\n"
+    assert "topics router ls" in cli.fails(1, "router", "get", name)

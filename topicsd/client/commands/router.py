@@ -93,7 +93,7 @@ def create_router(
     no_create_dest: bool,
     allow_cycle: bool,
 ) -> None:
-    """Copy all records of SOURCE to DEST, those to come included."""
+    """Copy what is written to SOURCE from now on to DEST."""
     body = {
         "source": source,
         "dest": dest,
