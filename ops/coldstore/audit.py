@@ -10,8 +10,10 @@ import time
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
+
+from pyroaring import BitMap64
 
 from ops.coldstore.audit_copies import check_copies
 from ops.coldstore.audit_files import CheckedFile, FileChecks
@@ -61,6 +63,17 @@ class ShardOutcome:
     segments: dict[int, CheckedFile] = field(default_factory=dict)
     """The file that counts for each segment: the one in the tier that is recorded."""
     topics: list[TopicNow] = field(default_factory=list)
+
+    def drop_all_but(self, suspects: set[Finding]) -> None:
+        """Findings that a moving file causes count only if they are among `suspects`."""
+        self.findings = [
+            each for each in self.findings if each.kind not in _MAY_BE_MOVING or each in suspects
+        ]
+        lacking = {(each.topic, each.epoch) for each in self.findings if each.kind == "gap"}
+        self.topics = [
+            topic if (topic.state.name, topic.state.epoch) in lacking else replace(topic, missing=BitMap64())
+            for topic in self.topics
+        ]
 
 
 class Audit:
@@ -138,23 +151,28 @@ class Audit:
         options = self._options
         shards = shards_in(self._fs, options.data_dir, options.cold_dir)
         done: dict[int, ShardOutcome] = {}
+        suspects: dict[int, set[Finding]] = {}
         open_shards = shards
         for look in range(LOOKS if options.online else 1):
             if look:
                 self._between_looks()
                 time.sleep(options.pause_s)
-            outcomes = self._look(store, open_shards)
             unsettled = []
-            for outcome in outcomes:
-                earlier = done.get(outcome.view.shard)
-                done[outcome.view.shard] = outcome
-                moving = any(finding.kind in _MAY_BE_MOVING for finding in outcome.findings)
-                # Twice the same view: nothing moves, it is what it looks like.
-                if moving and (earlier is None or earlier.view.identity != outcome.view.identity):
-                    unsettled.append(outcome.view.shard)
+            for outcome in self._look(store, open_shards):
+                shard = outcome.view.shard
+                earlier = done.get(shard)
+                moving = {finding for finding in outcome.findings if finding.kind in _MAY_BE_MOVING}
+                # What is really wrong is wrong in every look; what a worker was just about is something else each time.
+                suspects[shard] = moving & suspects.get(shard, moving)
+                done[shard] = outcome
+                still = earlier is not None and earlier.view.identity == outcome.view.identity
+                if suspects[shard] and not still:
+                    unsettled.append(shard)
             open_shards = unsettled
             if not open_shards:
                 break
+        for shard, outcome in done.items():
+            outcome.drop_all_but(suspects[shard])
         return [done[shard] for shard in shards]
 
     def _look(self, store: StoreFile, shards: list[int]) -> list[ShardOutcome]:

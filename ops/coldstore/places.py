@@ -6,14 +6,17 @@ knows nothing of deletes that came later; there every stored record is shown.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from shared.cold_plan import LiveRule, LiveRules
 from shared.errors import CorruptManifest
 from shared.format_errors import FormatError
 from shared.io.bucket_fs import file_system
 from shared.io.durable_fs import FileSystem, read_whole
+from shared.io.object_store import S3_SCHEME, is_bucket
 from shared.manifest import Manifest, decode_manifest
 from shared.snapshot_format import read_snapshot
 from shared.snapshot_items import SnapBegin, SnapEnd, SnapSegments, SnapTopic
@@ -63,7 +66,16 @@ class Places:
 
 def filesystem_for(path: str) -> FileSystem:
     """Where `path` is read from."""
-    return file_system(path)
+    if not is_bucket(path):
+        return file_system(path)
+    settings = tuple(sorted(item for item in os.environ.items() if item[0].startswith("AWS_")))
+    return _bucket(path.removeprefix(S3_SCHEME).partition("/")[0], settings)
+
+
+@lru_cache(maxsize=8)
+def _bucket(name: str, settings: tuple[tuple[str, str], ...]) -> FileSystem:
+    """One per bucket and settings that it is reached by: connecting for every file takes longer than reading it."""
+    return file_system(S3_SCHEME + name)
 
 
 def find_places(fs: FileSystem, path: str, cold: str | None = None) -> Places:

@@ -356,6 +356,26 @@ def test_c08_an_audit_beside_a_worker_that_moves_and_drops_files_is_clean(tmp_pa
         assert report.shards[0].generation > before.shards[0].generation
 
 
+def test_c08_a_worker_that_never_rests_causes_no_finding_and_hides_none(store: StorePaths) -> None:
+    """Each look sees another file that the manifest does not name yet; one file is there in all of them."""
+    data = Path(store.cold_shard) / "data"
+    some_segment = Path(hot_segments(store)[0]).read_bytes()
+    numbers = iter(range(100, 200))
+
+    def move_on() -> None:
+        for passing in data.glob("00000001*.seg"):
+            passing.unlink()
+        (data / f"{next(numbers):010d}.seg").write_bytes(some_segment)
+
+    move_on()
+    assert "orphan_file" in kinds(run_audit(store)), "a single look cannot know"
+    assert kinds(run_audit(store, online=True, between_looks=move_on)).get("orphan_file") is None
+    (data / "0000000300.seg").write_bytes(some_segment)
+    report = run_audit(store, online=True, between_looks=move_on)
+    orphans = [found["path"] for found in report.findings if found["kind"] == "orphan_file"]
+    assert orphans == [str(data / "0000000300.seg")]
+
+
 def test_c08_an_audit_is_clean_at_every_step_of_an_adoption(tmp_path: Path) -> None:
     """One look after each job of the worker; the history is that from before the compaction."""
     with store_in(tmp_path, hot_retain_segments=1) as (driver, paths):
