@@ -17,6 +17,7 @@ import msgspec
 
 from shard_worker.core.hot_index import IN_MEMORY
 from shard_worker.core.lease_queue import JobState, LeaseQueue
+from shard_worker.core.router import Router
 from shard_worker.core.shard_state import TIER_COLD, TIER_HOT, ShardState
 from shard_worker.core.topic import Topic
 from shard_worker.disk.record_store import RecordStore
@@ -184,7 +185,28 @@ def _topic(view: ShardView, options: Options) -> Answer:
         }
     if topic.queue is not None:
         described["queue"] = _queue(topic, topic.queue, limit)
+    if topic.routers:
+        described["routers"] = [_router(router, topic) for router in islice(topic.routers.values(), limit)]
+    if topic.routed:
+        described["routed"] = [
+            {"router": name, "epoch": mark.epoch, "source_seq": mark.seq}
+            for name, mark in islice(topic.routed.items(), limit)
+        ]
     return described
+
+
+def _router(router: Router, source: Topic) -> Answer:
+    """A router that copies from here. What its destination has confirmed may be behind what was sent."""
+    return {
+        "router": router.name,
+        "dest": router.dest,
+        "epoch": router.epoch,
+        "guarantee": router.rules.guarantee,
+        "cursor": router.cursor,
+        "confirmed": router.sent,
+        "lag": router.lag(source.head),
+        "forwarded": router.forwarded,
+    }
 
 
 def _queue(topic: Topic, queue: LeaseQueue, limit: int) -> Answer:

@@ -137,8 +137,25 @@ def topic_picture(found: Document) -> list[str]:
             for each in queue["leases"]
         ]
         lines += ["", *table(["leased seq", "node", "until", "deliveries"], leases, right="deliveries")]
+    if "routers" in found:
+        lines += ["", *_routers(found["routers"])]
+    if "routed" in found:
+        came = [[each["router"], each["source_seq"]] for each in found["routed"]]
+        lines += ["", *table(["copied here by", "up to its source's seq"], came)]
     lines += ["", "config " + json.dumps(found["config"])]
     return lines
+
+
+def _routers(routers: Sequence[Document]) -> list[str]:
+    return table(
+        ["router", "to", "guarantee", "cursor", "confirmed", "lag", "forwarded"],
+        [
+            [each["router"], each["dest"], each["guarantee"], each["cursor"], each["confirmed"], each["lag"],
+             each["forwarded"]]
+            for each in routers
+        ],
+        right="cursor confirmed lag forwarded",
+    )  # fmt: skip
 
 
 def _runs(runs: Sequence[Document]) -> list[str]:

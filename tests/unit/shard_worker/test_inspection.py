@@ -11,13 +11,17 @@ import pytest
 import shard_worker.inspection as inspection
 import shard_worker.inspection_log as inspection_log
 import shard_worker.serve.turns as turns
+from shard_worker.core.router import RouteMark
 from shard_worker.inspection import answer, view_of_shard
 from shared.cbor_body import load_map
 from shared.errors import InvalidRequest, TopicNotFound
+from shared.router_frames import CursorRow, RouterDefined
+from shared.router_types import RouterRules
 from shared.wire import Op
 from tests.support.fault_kit import ROOMY, all_frames, flip_in_frame
 from tests.support.running_worker import Client, running
 from tests.support.shard_driver import ShardDriver
+from topicsd.inspection.pictures import topic_picture
 
 
 def asked(driver: ShardDriver, question: str, **options: object) -> Any:
@@ -95,6 +99,20 @@ def test_asking_changes_nothing(driver: ShardDriver) -> None:
     asked(driver, "where", topic="t00", seq=2)
     assert driver.engine.wal.end == written
     assert {path: driver.disk.read_file(path) for path in driver.disk.files()} == before
+
+
+def test_routers_are_shown_on_both_sides(driver: ShardDriver) -> None:
+    state = driver.engine.state
+    source, dest = state.catalog.visible["t00"], state.catalog.visible["t01"]
+    fact = RouterDefined("r", 7, "t01", dest.epoch, 0, RouterRules(guarantee="exactly_once"))
+    state.apply(source.lsn + 1, source.id, 1, fact)
+    source.routers["r"].stand_at(CursorRow("r", 7, 3, 2, 3))
+    dest.routed = {"r": RouteMark(7, 2)}
+    [router] = asked(driver, "topic", topic="t00")["routers"]
+    assert (router["dest"], router["cursor"], router["confirmed"], router["lag"]) == ("t01", 3, 2, 1)
+    assert asked(driver, "topic", topic="t01")["routed"] == [{"router": "r", "epoch": 7, "source_seq": 2}]
+    picture = "\n".join(topic_picture({**asked(driver, "topic", topic="t00"), "source": "live"}))
+    assert "exactly_once" in picture and "confirmed" in picture
 
 
 @pytest.mark.parametrize(
