@@ -29,6 +29,7 @@ from shard_worker.disk.snapshots import (
 from shard_worker.disk.staged_jobs import PublishJob, RefuseJob, ScanJob, VerifyJob
 from shard_worker.engine import Engine
 from shard_worker.pending import PendingControl
+from shared.compaction import COMPACTED_FROM
 from shared.control_frames import SegmentMoved
 from shared.errors import CorruptSegment, DataDamage, ReadOnlyShard
 from shared.io.bucket_fs import for_serving
@@ -129,8 +130,10 @@ class Maintenance:
             if removing and (entry is None or (entry.tier == TIER_COLD and self._is_in_cold_tier(entry))):
                 with self._housekeeping(f"removing {name}"):
                     self._fs.unlink(f"{self._paths.segments}/{name}")
-            # Numbers are never used twice, also not those of files that are gone.
-            state.last_segment = max(state.last_segment, number)
+            # Numbers are never used twice, also not those of files that are gone. A restore puts segments here that
+            # a compaction has made: theirs are counted apart.
+            if number < COMPACTED_FROM:
+                state.last_segment = max(state.last_segment, number)
 
     def _is_in_cold_tier(self, entry: SegmentEntry) -> bool:
         """Is the cold copy where the log says? An unmounted directory must not cost the hot one."""

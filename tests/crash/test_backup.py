@@ -10,11 +10,13 @@ import pytest
 
 from shard_worker.backup_pins import Pins, plan_backup
 from shared.backup_format import LOG, SEGMENTS, TAILS, parse_file_key
+from shared.compaction import COMPACTED_FROM
 from shared.errors import CorruptBackup, CorruptSegment
 from shared.io.object_store import DirectoryStore
 from shared.limits import RESTORE_SEQ_GAP
 from shared.wire import Op
 from tests.support.backup_kit import PLACE, BackedUp, shown
+from tests.support.compaction_kit import plan_and_stage, run_jobs
 from tests.support.fake_disk import FakeDisk, PowerCut
 from tests.support.shard_driver import DATA_DIR, STORE_ID, ShardDriver, small_limits
 from topicsd.backup.check import check_backups
@@ -180,6 +182,37 @@ def test_a_segment_that_was_sealed_and_dropped_between_backups_is_in_the_archive
     driver, _ = store.restore(Target(time_ms=then.now_ms))
     assert shown(driver) == then.model
     assert driver.engine.state.segments, "and served from the segment there"
+
+
+def test_a_store_whose_cold_segments_were_compacted_comes_back_before_and_behind_that() -> None:
+    store = BackedUp(archive=False)
+    driver = store.driver
+    for _ in range(3):
+        store.append("a", 6)
+        driver.seal(["a"])
+    driver.relocate()
+    store.backup()
+    store.delete_tag("a", 0)
+    driver.sync()
+    store.tick()
+    before = store.moments[-1]
+    plan_and_stage(driver)
+    run_jobs(driver)
+    assert max(driver.engine.state.segments) >= COMPACTED_FROM
+    store.append("a")
+    store.tick()
+    store.backup()
+    behind, _ = store.restore()
+    assert shown(behind) == store.model
+    assert behind.engine.state.last_segment < COMPACTED_FROM, "sealing goes on with its own numbers"
+    behind.append("a", [{"data": "sealed"}])
+    assert behind.seal(["a"])
+    behind.kill()
+    assert len(shown(behind)["a"]) == len(store.model["a"]) + 1
+    again, restored = store.restore(Target(time_ms=store.moments[-1].now_ms))
+    assert shown(again) == store.model and restored.notes == ()
+    early, _ = store.restore(Target(time_ms=before.now_ms))
+    assert shown(early) == before.model
 
 
 # --- seqs after a restore ---------------------------------------------------------------------------------

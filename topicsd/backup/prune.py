@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shared.backup_format import LOG, SEGMENTS, Backup, FileKey, parse_file_key
+from shared.compaction import COMPACTED_FROM
 from shared.io.object_store import ObjectStore
 from topicsd.backup.place import list_backups
 from topicsd.backup.refusal import BackupRefused
@@ -57,4 +58,9 @@ def _in_reach(key: FileKey, kept: Sequence[Backup]) -> bool:
     shard = oldest.shards[key.shard]
     if key.kind == LOG:
         return key.number >= shard.log[0].number
-    return key.kind == SEGMENTS and key.number > shard.last_segment
+    if key.kind != SEGMENTS:
+        return False
+    if key.number < COMPACTED_FROM:
+        return key.number > shard.last_segment
+    # Those of later compactions are numbered behind all that this backup has.
+    return all(key.number > file.number for file in shard.segments)
