@@ -215,6 +215,11 @@ class Forwarder:
     def _again(self, route: Route) -> None:
         """What stood in its way may be gone."""
         route.retry_ms = 0
+        blocked = self._blocked.get(route.router.dest)
+        if blocked is not None:
+            blocked.discard(route)
+            if not blocked:
+                del self._blocked[route.router.dest]
         if self._is_there(route) and not (route.queued or route.busy) and route.has_work:
             self._enqueue(route)
 

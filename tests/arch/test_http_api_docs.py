@@ -23,6 +23,7 @@ from shared.api_types import (
     WriteRequest,
 )
 from shared.errors import Forbidden, MethodNotAllowed, NotFound, ShuttingDown, Unauthorized
+from shared.router_types import RouterIn
 
 PAGE = (Path(__file__).parents[2] / "docs" / "http-api.md").read_text()
 # Console blocks show requests that go wrong on purpose.
@@ -75,6 +76,7 @@ REQUESTS = [
     NackRequest,
     ExtendRequest,
     RedriveRequest,
+    RouterIn,
 ]
 
 
