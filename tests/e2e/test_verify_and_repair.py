@@ -124,7 +124,11 @@ def test_repair_does_not_touch_what_somebody_holds_and_looking_takes_no_lock(sto
 def test_a_server_under_load_is_clean_and_its_damage_is_found(tmp_path: Path) -> None:
     data_dir = make_sample(tmp_path)
     # Small segments and many of them, so that files come and go while they are read.
-    env = {"TOPICS_SEGMENT_MAX_EVENTS": "200", "TOPICS_COLD_DIR": str(tmp_path / "cold")}
+    env = {
+        "TOPICS_SEGMENT_MAX_EVENTS": "100",
+        "TOPICS_HOT_RETAIN_SEGMENTS": "1",
+        "TOPICS_COLD_DIR": str(tmp_path / "cold"),
+    }
     with LiveServer(data_dir, shards=SHARDS, env=env) as server:
         server.wait_serving()
         writers = [Writer(server.port, topic, f"w-{topic}", keyed=False) for topic in ("orders", "invoices")]
@@ -132,6 +136,7 @@ def test_a_server_under_load_is_clean_and_its_damage_is_found(tmp_path: Path) ->
             writer.start()
         try:
             wait_for(lambda: all(len(writer.acked) > 300 for writer in writers))
+            wait_for(lambda: any((tmp_path / "cold").glob("shard-0000/manifest-*")))
             for _ in range(4):
                 result = run(data_dir, "verify", "--cold-dir", str(tmp_path / "cold"))
                 assert result.exit_code == 0, result.output
@@ -142,9 +147,7 @@ def test_a_server_under_load_is_clean_and_its_damage_is_found(tmp_path: Path) ->
             for writer in writers:
                 writer.join()
         assert [writer.failure for writer in writers] == [None, None]
-        segment = min(data_dir.glob("shard-0000/segments/*.seg"), default=None) or min(
-            (tmp_path / "cold").glob("shard-0000/data/*.seg")
-        )
+        segment = min((tmp_path / "cold").glob("shard-0000/data/*.seg"))
         content = bytearray(segment.read_bytes())
         content[len(content) // 2] ^= 1
         segment.write_bytes(content)
