@@ -70,9 +70,12 @@ def server_stopped(data_dir: str) -> Iterator[bool]:
 class StoppedServer:
     """The worker's part, done here."""
 
-    def __init__(self, fs: FileSystem, data_dir: str, cold_dir: str) -> None:
+    def __init__(self, fs: FileSystem, data_dir: str, cold_dir: str, wal_archive: str | None) -> None:
         self._fs = fs
-        self._settings = _settings_for(data_dir, cold_dir)
+        # With an archive, what it has not got yet is kept: the server hands it over when it runs again.
+        self._settings = Settings(
+            data_dir=data_dir, cold_dir=cold_dir, min_free_bytes=0, wal_archive=wal_archive
+        )
 
     @contextmanager
     def _opened(self, place: ShardPlace) -> Iterator[Shard]:
@@ -98,10 +101,6 @@ class StoppedServer:
     def adopt(self, place: ShardPlace) -> None:
         with self._opened(place) as shard:
             _adopt(shard)
-
-
-def _settings_for(data_dir: str, cold_dir: str) -> Settings:
-    return Settings(data_dir=data_dir, cold_dir=cold_dir, min_free_bytes=0)
 
 
 def _adopt(shard: Shard) -> None:

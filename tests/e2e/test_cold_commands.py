@@ -123,6 +123,8 @@ def test_a_stopped_server_is_compacted_by_the_command_itself(tmp_path: Path) -> 
     again = cold("compact", *dirs(tmp_path))
     assert (again.returncode, again.stdout) == (0, "shard 0: nothing to compact\n")
     assert cold("adopt", *dirs(tmp_path)).stdout == "shard 0: nothing is staged\n"
+    audit = cold("audit", *dirs(tmp_path), "--offline", "--quiet")
+    assert audit.returncode == 0, audit.stdout + audit.stderr
     with server(tmp_path) as live, live.wait_serving().client() as client:
         assert client.everything("log") == before
 

@@ -57,6 +57,13 @@ _wait_option = click.option(
     help="How long to wait for a running server's part.",
 )
 
+_archive_option = click.option(
+    "--wal-archive",
+    envvar="TOPICS_WAL_ARCHIVE",
+    metavar="PLACE",
+    help="The server's archive, if it has one: nothing goes that is not in it yet.",
+)
+
 
 @click.command()
 @data_dir_option
@@ -78,6 +85,7 @@ _wait_option = click.option(
     help="Small segments are merged up to this size.",
 )
 @click.option("--no-merge", is_flag=True, help="Rewrite segments one by one.")
+@_archive_option
 @_wait_option
 @click.pass_context
 def compact(
@@ -90,6 +98,7 @@ def compact(
     min_dead: float,
     target_bytes: int,
     no_merge: bool,
+    wal_archive: str | None,
     wait_s: float,
 ) -> None:
     """Physically remove what is deleted, expired or superseded from the cold tier.
@@ -97,12 +106,15 @@ def compact(
     Works while the server runs (it verifies and adopts the result itself) and while it is stopped.
     """
     options = PlanOptions(target_bytes=target_bytes, min_dead=min_dead, merge=not no_merge)
-    context.exit(_reporting(lambda: _compact(data_dir, cold_dir, engine, master, options, wait_s)))
+    context.exit(
+        _reporting(lambda: _compact(data_dir, cold_dir, engine, master, options, wal_archive, wait_s))
+    )
 
 
 @click.command()
 @data_dir_option
 @cold_dir_option
+@_archive_option
 @_wait_option
 @click.option(
     "--discard",
@@ -110,9 +122,17 @@ def compact(
     help="Then remove what refused and unfinished jobs have left. Not while a compaction runs.",
 )
 @click.pass_context
-def adopt(context: click.Context, /, data_dir: str, cold_dir: str, wait_s: float, discard: bool) -> None:
+def adopt(
+    context: click.Context,
+    /,
+    data_dir: str,
+    cold_dir: str,
+    wal_archive: str | None,
+    wait_s: float,
+    discard: bool,
+) -> None:
     """Adopt compactions that were staged and not taken over yet; say what became of each."""
-    context.exit(_reporting(lambda: _adopt(data_dir, cold_dir, wait_s, discard)))
+    context.exit(_reporting(lambda: _adopt(data_dir, cold_dir, wal_archive, wait_s, discard)))
 
 
 def _reporting(work: object) -> int:
@@ -136,7 +156,13 @@ def _reporting(work: object) -> int:
 
 
 def _compact(
-    data_dir: str, cold_dir: str, engine: str, master: str, options: PlanOptions, wait_s: float
+    data_dir: str,
+    cold_dir: str,
+    engine: str,
+    master: str,
+    options: PlanOptions,
+    wal_archive: str | None,
+    wait_s: float,
 ) -> int:
     fs = file_system(cold_dir)
     cold_dir = cold_dir.rstrip("/")
@@ -144,7 +170,9 @@ def _compact(
     session = open_session(master) if engine == "spark" else None
     try:
         with server_stopped(data_dir) as stopped:
-            worker = StoppedServer(fs, data_dir, cold_dir) if stopped else RunningServer(fs, wait_s)
+            worker = (
+                StoppedServer(fs, data_dir, cold_dir, wal_archive) if stopped else RunningServer(fs, wait_s)
+            )
             for place in places(fs, data_dir, cold_dir):
                 staged: list[Staged] = []
                 name = new_job_name(engine)
@@ -189,12 +217,12 @@ def _tell(place: ShardPlace, staged: Staged, outcome: Outcome) -> None:
     )
 
 
-def _adopt(data_dir: str, cold_dir: str, wait_s: float, discard: bool) -> int:
+def _adopt(data_dir: str, cold_dir: str, wal_archive: str | None, wait_s: float, discard: bool) -> int:
     fs = file_system(cold_dir)
     cold_dir = cold_dir.rstrip("/")
     refused = 0
     with server_stopped(data_dir) as stopped:
-        worker = StoppedServer(fs, data_dir, cold_dir) if stopped else RunningServer(fs, wait_s)
+        worker = StoppedServer(fs, data_dir, cold_dir, wal_archive) if stopped else RunningServer(fs, wait_s)
         for place in places(fs, data_dir, cold_dir):
             names = fs.list_dir(place.staging)
             jobs = [each.removesuffix(STAGED_ENDING) for each in names if each.endswith(STAGED_ENDING)]
