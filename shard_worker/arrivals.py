@@ -140,10 +140,13 @@ class Arrivals:
         topic = engine.state.catalog.planned.get(name)
         if topic is None or topic.epoch != delivery.dest_epoch:
             raise TopicNotFound(topic=name)
-        engine.commits.check_writable()
         now_ms = engine.now_ms()
         if topic.planned_config.discard == "reject":
             engine.sweep(topic, now_ms)  # before seqs are planned: it writes
+        copies = len(delivery.copies) if delivery.copies is not None else 0
+        commits = engine.commits
+        waits = delivery.lost > 0 or (commits.full and commits.gates(topic, topic.planned_config, copies))
+        commits.check_writable(gated=waits)
         key = (topic.id, delivery.router)
         if key in self._arriving:
             # An earlier try is on its way to the disk, and may fail yet: come again.
@@ -165,12 +168,11 @@ class Arrivals:
         if delivery.lost and delivery.lost_upto > progress:
             self._stage_hole(topic, delivery, sink, now_ms)
         else:
-            copies = delivery.copies.behind(progress) if delivery.copies is not None else ()
-            if not copies:
+            new = delivery.copies.behind(progress) if delivery.copies is not None else None
+            if new is None or not len(new):
                 on_arrived(200, progress, 0, "")
                 return
-            assert isinstance(copies, Copies)
-            self._stage_copies(topic, copies, delivery, sink, now_ms)
+            self._stage_copies(topic, new, delivery, sink, now_ms)
 
     def _stage_hole(self, topic: Topic, delivery: Delivery, sink: _Arrived, now_ms: int) -> None:
         first = topic.staged_head + 1

@@ -7,6 +7,7 @@ stories that nobody thought of.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -162,6 +163,38 @@ def test_q04_a_router_reads_on_from_sealed_records() -> None:
     shards.kill(0)
     come_to_rest(shards)
     assert shards.data("d") == list(range(1, 12))
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC], ids=["EIO", "ENOSPC"])
+@pytest.mark.parametrize("durability", DURABILITIES)
+@pytest.mark.parametrize("dest", ["d", "e"], ids=["another shard", "same shard"])
+def test_q04_copies_that_could_not_be_written_are_tried_again(dest: str, durability: str, error: int) -> None:
+    shards = joined(durability=durability, dest=dest)
+    shards.write("s", 4, 5)
+    driver = shards.on(dest)
+    driver.disk.fail_on("write", 1, error, "/wal/")
+    shards.turn()
+    shards.turn()
+    assert shards.data(dest) == [1, 2, 3]
+    driver.disk.clear_faults()
+    come_to_rest(shards)
+    assert shards.data(dest) == [1, 2, 3, 4, 5]
+    shards.lose_power(0, "all")
+    come_to_rest(shards)
+    assert shards.data(dest) == [1, 2, 3, 4, 5]
+
+
+def test_q04_a_loss_that_could_not_be_written_down_is_told_later_and_once() -> None:
+    shards = joined(durability="fsync")
+    shards.put("d", cap_records=3, discard="reject")
+    shards.write("s", *range(4, 10))
+    shards.settle()
+    shards.put("s", cap_records=2)
+    shards.put("d", cap_records=0, discard="old")
+    shards.wait()
+    shards.drivers[1].disk.fail_on("write", 1, errno.EIO, "/wal/")
+    come_to_rest(shards)
+    assert (shards.data("d"), shards.trims("d")) == ([1, 2, 3, 8, 9], [(4, 7)])
 
 
 def test_q04_everything_stops_and_starts_cleanly() -> None:
