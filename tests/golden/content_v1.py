@@ -26,6 +26,16 @@ from shared.control_frames import (
 )
 from shared.file_header import FileHeader
 from shared.manifest import Manifest, ManifestSegment, ManifestTopic
+from shared.match import Match
+from shared.router_frames import (
+    CursorRow,
+    RouteForgotten,
+    RouterCursors,
+    RouterDefined,
+    RouterDropped,
+    RouteTrimmed,
+)
+from shared.router_types import RouterRules
 from shared.snapshot_items import (
     DedupeEntry,
     HotIndex,
@@ -108,6 +118,30 @@ IMPORTED = SnapTopic(
     json_bytes=999,
     sealed=(SealedRun(5, 4, 20, 17, 999, NOW_MS),),
 )
+
+ROUTER_WAL_HEADER = FileHeader(3, 8, NOW_MS)
+ROUTER_CONTROLS: list[tuple[int, Control]] = [
+    (7, RouterDefined("plain", 1794800000000001, "audit", 1794800000005, 41, RouterRules())),
+    (
+        7,
+        RouterDefined(
+            "orders>eu",
+            1794800000000002,
+            "orders-eu",
+            1794800000006,
+            0,
+            RouterRules(False, False, False, Match("tag", "Glob", "eu-"), True, "exactly_once"),
+        ),
+    ),
+    (
+        7,
+        RouterCursors((CursorRow("plain", 1794800000000001, 57, 55, 12), CursorRow("orders>eu", 2, 9, 9, 0))),
+    ),
+    (12, RouteTrimmed("plain", 1794800000000001, 60, 13, 15)),
+    (12, RouteForgotten("plain", 1794800000000001)),
+    (7, RouterDropped("plain", 1794800000000001)),
+    (0, FileEnded()),
+]
 
 QUEUE_WAL_HEADER = FileHeader(3, 7, NOW_MS)
 QUEUE_EXTRA = AppendExtra(

@@ -101,6 +101,16 @@ def make_queue_wal() -> bytes:
     return file
 
 
+def make_router_wal() -> bytes:
+    """The frames of routers; their progress at a destination is in the first log file."""
+    header = content.ROUTER_WAL_HEADER
+    file = encode_wal_header(header)
+    for topic_id, control in content.ROUTER_CONTROLS:
+        lsn = lsn_of(header.number, len(file))
+        file += build_frame(control.kind, 0, lsn, topic_id, content.NOW_MS + 4, encode_control(control))
+    return file
+
+
 def make_segment() -> bytes:
     header = content.SEGMENT_HEADER
     builder = SegmentBuilder(header.shard, header.number, header.created_ms)
@@ -137,6 +147,7 @@ def main() -> None:
         "0000000002.wal": make_wal(),
         "0000000003.wal": make_import_wal(),
         "0000000007.wal": make_queue_wal(),
+        "0000000008.wal": make_router_wal(),
         "0000000005.seg": make_segment(),
         "0000000004.snap": make_snapshot(),
         "manifest-0000000006": encode_manifest(content.MANIFEST),

@@ -24,6 +24,7 @@ FOLDER = Path(__file__).parent / "v1"
 WAL = (FOLDER / "0000000002.wal").read_bytes()
 IMPORT_WAL = (FOLDER / "0000000003.wal").read_bytes()
 QUEUE_WAL = (FOLDER / "0000000007.wal").read_bytes()
+ROUTER_WAL = (FOLDER / "0000000008.wal").read_bytes()
 SEGMENT = (FOLDER / "0000000005.seg").read_bytes()
 SNAPSHOT = (FOLDER / "0000000004.snap").read_bytes()
 MANIFEST = (FOLDER / "manifest-0000000006").read_bytes()
@@ -50,7 +51,10 @@ def records_of(view: AppendView, ts: int) -> list[Record]:
 
 
 def test_the_files_are_the_ones_that_were_committed() -> None:
-    found = [manifest_checksum(file) for file in (WAL, SEGMENT, SNAPSHOT, MANIFEST, IMPORT_WAL, QUEUE_WAL)]
+    found = [
+        manifest_checksum(file)
+        for file in (WAL, SEGMENT, SNAPSHOT, MANIFEST, IMPORT_WAL, QUEUE_WAL, ROUTER_WAL)
+    ]
     assert [f"{checksum:016x}" for checksum in found] == [
         "29de8b2bf6d1adae",
         "9daf2e77edad9d5a",
@@ -58,6 +62,7 @@ def test_the_files_are_the_ones_that_were_committed() -> None:
         "5eeab371b20fdfca",
         "e08ae3b879f43956",
         "6d8a831d0f78f820",
+        "db07b55cff39fd46",
     ]
 
 
@@ -99,6 +104,15 @@ def test_the_third_log_file_holds_the_frames_of_queues() -> None:
     assert (append.topic_id, view.extra) == (12, content.QUEUE_EXTRA)
     assert [(frame.topic_id, decode_control(frame)) for frame in controls] == content.QUEUE_CONTROLS
     assert {frame.kind for frame in controls} == {16, 17, 18, 10}
+
+
+def test_the_fourth_log_file_holds_the_frames_of_routers() -> None:
+    assert decode_wal_header(ROUTER_WAL) == content.ROUTER_WAL_HEADER
+    *frames, stop = scan_frames(pread_of(ROUTER_WAL), 64, len(ROUTER_WAL), lsn_of(8, 0))
+    assert stop == Stop(len(ROUTER_WAL), End())
+    controls = [frame for frame in frames if isinstance(frame, Frame)]
+    assert [(frame.topic_id, decode_control(frame)) for frame in controls] == content.ROUTER_CONTROLS
+    assert {frame.kind for frame in controls} == {24, 25, 26, 27, 28, 10}
 
 
 def test_the_segment_opens() -> None:
