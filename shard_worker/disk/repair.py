@@ -21,7 +21,7 @@ from shard_worker.core.topic import REASON_MIXED, Topic
 from shard_worker.disk.log_damage import LogGap
 from shard_worker.disk.quarantine import quarantine_file
 from shard_worker.disk.record_store import segment_file_name, segment_number
-from shard_worker.disk.repair_cold import repair_manifest, require_cold_tier
+from shard_worker.disk.repair_cold import repair_manifest
 from shard_worker.disk.repair_segments import SegmentRescue
 from shard_worker.disk.sealing import SealJob, SealPlan, plan_share
 from shard_worker.disk.snapshots import (
@@ -88,7 +88,6 @@ def repair_shard(
     survey = survey_shard(fs, settings, shard, now_ms, progress, wal_file_bytes=wal_file_bytes)
     report = RepairReport(shard, [str(damage) for damage in survey.damage])
     if survey.damage:
-        require_cold_tier(survey)
         _require_a_beginning(survey)
         target = ScratchFileSystem(fs) if dry else fs
         _Repair(target, survey, report, now_ms, progress, wal_file_bytes).run()

@@ -9,26 +9,7 @@ from shard_worker.disk.survey import Survey
 from shared.errors import CorruptSegment
 from shared.io.durable_fs import FileSystem, read_whole
 from shared.io.manifest_files import write_next_manifest
-from shared.io.object_store import is_bucket
 from shared.manifest import Manifest, manifest_checksum, manifest_name
-
-
-def require_cold_tier(survey: Survey) -> None:
-    """A cold tier that is not mounted must not pass for one that has lost everything."""
-    cold = [
-        entry for entry in survey.recovered.state.segments.values() if entry.tier == TIER_COLD and entry.runs
-    ]
-    if not cold:
-        return
-    directory = survey.paths.cold
-    if directory is None:
-        raise CorruptSegment(
-            path=segment_file_name(cold[0].number), reason="it is in the cold tier: say where with --cold-dir"
-        )
-    if not is_bucket(directory) and not survey.scratch.exists(directory):
-        raise CorruptSegment(
-            path=directory, reason="the cold tier is not there: mount it, or restore it from a backup"
-        )
 
 
 def repair_manifest(fs: FileSystem, survey: Survey, now_ms: int) -> None:

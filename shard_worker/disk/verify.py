@@ -16,6 +16,7 @@ from shard_worker.disk.shard_paths import ShardPaths
 from shard_worker.disk.snapshots import SnapshotInfo, load_snapshot, snapshot_file_name, snapshot_number
 from shard_worker.disk.wal import wal_file_name
 from shared.errors import (
+    ColdUnreachable,
     CorruptFrame,
     CorruptManifest,
     CorruptSegment,
@@ -28,6 +29,7 @@ from shared.format_errors import BadBytes, FormatError, NewerVersion
 from shared.frame import Frame, Kind
 from shared.frame_scan import Stop, Torn, find_valid_frame, scan_frames
 from shared.io.durable_fs import File, FileSystem, read_whole
+from shared.io.object_store import is_bucket
 from shared.manifest import Manifest, ManifestSegment, decode_manifest, manifest_checksum, manifest_name
 from shared.segment_reader import read_header
 from shared.segment_scan import verify_segment
@@ -88,6 +90,7 @@ class Verification:
     _total: int = 0
 
     def run(self) -> None:
+        self._require_cold_tier()
         self._check_snapshots()
         first = min([self.facts.first_file, *(info.first_file for info in self.snapshots.values())])
         last, stop = split_lsn(self.facts.end)
@@ -234,6 +237,22 @@ class Verification:
                 first_seq=found.first_seq,
                 last_seq=found.last_seq,
             )
+
+    def _require_cold_tier(self) -> None:
+        """A cold tier that is not mounted, or not named, must not pass for one that has lost everything."""
+        cold = self.paths.cold
+        for fact in self.facts.segments.values():
+            if fact.tier != TIER_COLD or not fact.needed:
+                continue
+            if cold is None:
+                name = segment_file_name(fact.number)
+                raise ColdUnreachable(
+                    path=name, reason="it is in the cold tier: say where that is with --cold-dir"
+                )
+            if not is_bucket(cold) and not self.fs.exists(cold):
+                reason = "the cold tier is not there: mount it, or restore it from a backup"
+                raise ColdUnreachable(path=cold, reason=reason)
+            return
 
     # --- the cold tier ----------------------------------------------------------------------------------
 

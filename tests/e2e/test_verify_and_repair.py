@@ -147,6 +147,9 @@ def test_a_server_under_load_is_clean_and_its_damage_is_found(tmp_path: Path) ->
             for writer in writers:
                 writer.join()
         assert [writer.failure for writer in writers] == [None, None]
+        # Nobody said where the cold tier is: that is no damage, and nothing was checked.
+        result = run(data_dir, "verify")
+        assert result.exit_code == 2 and "--cold-dir" in result.output
         segment = min((tmp_path / "cold").glob("shard-0000/data/*.seg"))
         content = bytearray(segment.read_bytes())
         content[len(content) // 2] ^= 1
