@@ -19,6 +19,7 @@ from ops.coldstore.segment_files import open_index, opened
 from ops.coldstore.staging import ShardPlace, load_basis
 from shared.audit_history import REWRITE_GRACE_MS
 from shared.audit_report import Report
+from shared.columns import COLUMN_META
 from shared.compaction import COMPACTED_FROM
 from shared.manifest import Manifest, decode_manifest, encode_manifest, manifest_checksum, manifest_name
 from shared.segment_reader import read_block, read_index, read_trailer
@@ -43,7 +44,7 @@ from tests.support.cold_stores import StorePaths, fill, rows, store_in
 from tests.support.format_samples import pread_of
 from tests.support.shard_driver import ShardDriver
 
-TOPICS = ("alpha", "beta", "capped", "old")
+TOPICS = ("alpha", "beta", "capped", "old", "plain")
 
 
 def build(driver: ShardDriver) -> None:
@@ -51,6 +52,7 @@ def build(driver: ShardDriver) -> None:
     driver.put("capped", cap_records=50)
     driver.put("old", ttl_ms=1000)
     driver.append("old", rows(1, 20))
+    driver.append("plain", [{"data": number} for number in range(20)])  # no labels, no meta
     fill(driver, ["alpha", "beta", "capped"], segments=3)
     driver.clock.advance(5000)
     driver.tick()
@@ -135,6 +137,19 @@ def test_c03_a_flipped_bit_in_any_region_is_found_and_named(
         assert block.offset <= found["offset"] < block.offset + block.length
     if region not in ("index", "trailer", "trailer checksum"):
         assert sum(kinds(report).values()) == 1, "nothing else is said of it: its other blocks are audited"
+
+
+def test_c03_a_flipped_bit_is_found_in_json_that_is_not_even_decompressed(store: StorePaths) -> None:
+    path = cold_segments(store)[0]
+    content = Path(path).read_bytes()
+    index = read_index(pread_of(content), read_trailer(pread_of(content), len(content)))
+    (plain,) = [topic for topic in index.topics() if topic.name == "plain"]
+    block = index.block(plain.first_block)
+    assert not read_block(pread_of(content), block).header.flags & COLUMN_META
+    flip_byte(path, block.offset + block.length - 20)
+    report = run_audit(store)
+    assert kinds(report) == {"bad_block": 1}
+    assert (report.findings[0]["topic"], report.findings[0]["reason"]) == ("plain", "block JSON checksum")
 
 
 @pytest.mark.parametrize("length", [0, 10, 64, 200, -1, -64, -65])

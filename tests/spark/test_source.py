@@ -126,17 +126,3 @@ def test_blocks_are_listed_with_their_places_and_the_damaged_one_is_named(
     assert f"topic {victim.topic}, seqs {victim.first_seq}..{victim.last_seq}" in str(error.value)
     others = records.sparkSession.read.format("topics").option("path", str(copy)).option("columns", "seq,tag")
     assert others.load().count() == 5 * 40 + 10, "what does not need the JSON does not read it"
-
-
-def test_a_wrong_option_says_what_is_right(spark: Any, tmp_path: Path) -> None:
-    for options, told in (
-        ({"mode": "lines"}, "mode is records, keys or blocks"),
-        ({"columns": "seq,colour"}, "there is no column colour"),
-        ({"from_seq": "x"}, "from_seq is a whole number"),
-        ({}, "no data directory"),
-    ):
-        reader = spark.read.format("topics").option("path", str(tmp_path))
-        for name, value in options.items():
-            reader = reader.option(name, value)
-        with pytest.raises(Exception, match=told):
-            reader.load().collect()
