@@ -15,6 +15,8 @@ from shared.audit_report import Report, SegmentRow, TopicRow
 _WIDTH = 1000
 _CELL = 16
 _BUCKETS = 120
+# What is wrong with records themselves; a finding about the history of a whole topic would paint over all of it.
+_ON_STRIP = frozenset({"gap", "bad_block", "duplicate", "ts_order", "delete_not_honoured", "copy_differs"})
 
 
 def svg(width: float, height: float, parts: Iterable[str], label: str) -> str:
@@ -149,7 +151,7 @@ def topic_strip(topic: TopicRow, findings: Sequence[dict[str, str | int]]) -> st
     parts += _deleted_shares(topic, width, height)
     for found in findings:
         first = found.get("first_seq")
-        if found["severity"] == "error" and isinstance(first, int):
+        if found["kind"] in _ON_STRIP and isinstance(first, int):
             last = int(found.get("last_seq", first))
             told = f"{found['kind']}: seqs {first:,} to {last:,}"
             wide = max(x(last + 1) - x(first), 4)

@@ -77,3 +77,24 @@ def fill(driver: ShardDriver, topics: Sequence[str], *, segments: int = 3, each:
             driver.append(topic, rows(1 + number * each, each))
         assert driver.seal()
     driver.sync()
+
+
+def fill_with_history(driver: ShardDriver) -> None:
+    """Six segments, cold and hot, with every reason that there is for a seq not to be there."""
+    driver.put("capped", cap_records=50)
+    driver.put("old", ttl_ms=1000)
+    driver.append("old", rows(1, 20))
+    driver.append("plain", [{"data": number} for number in range(20)])  # no labels, no meta
+    fill(driver, ["alpha", "beta", "capped"], segments=3)
+    driver.clock.advance(5000)
+    driver.tick()
+    driver.delete_records("alpha", match=["tag", "Eq", "tag-3"])
+    driver.delete_records("beta", before_seq=31)
+    fill(driver, ["alpha", "beta", "gone"], segments=2)
+    driver.delete_topic("gone")
+    driver.relocate()
+    driver.snapshot()
+    driver.append("alpha", rows(500, 10))
+    driver.delete_records("alpha", match=["key", "Eq", "key-2"])
+    driver.seal()
+    driver.snapshot()
