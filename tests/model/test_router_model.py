@@ -298,6 +298,11 @@ def test_routers_between_shards_agree_with_the_model() -> None:
     run_state_machine_as_test(RouterMachine, settings=settings(max_examples=25, stateful_step_count=35))
 
 
+@pytest.mark.exhaustive
+def test_routers_between_shards_agree_with_the_model_at_length() -> None:
+    run_state_machine_as_test(RouterMachine, settings=settings(max_examples=1000, stateful_step_count=60))
+
+
 # --- proof that the last word can be "no" -----------------------------------------------------------------
 
 
