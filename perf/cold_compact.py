@@ -1,4 +1,4 @@
-"""`python -m perf.cold_compact`: compacting and exporting a cold tier, in one process and with Spark.
+"""Compacting and exporting a cold tier, in one process and with Spark: a part of `perf.cold`, or alone.
 
 The store: one topic that keeps last values, its keys drawn at random, in cold segments. Beside compaction stands its
 floor, a single process that copies the segments byte for byte with the same syncs: what any rewriting costs at least.
@@ -92,6 +92,7 @@ def timed(job: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def rows_of(root: Path, records: int, keys: int, session: Any) -> list[Row]:
+    root.mkdir(exist_ok=True)
     shard, place = build(root, records, keys)
     basis = load_basis(FS, place)
     assert basis is not None

@@ -23,7 +23,8 @@ from tests.support.server_process import ROOT, environment
 from tests.support.shard_driver import ShardDriver
 from tests.support.spark_faults import FailingOnceSink, FailingSink
 
-pytestmark = pytest.mark.xdist_group("spark")
+# On a busy machine Spark alone takes minutes to start.
+pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
 
 SPLIT = PlanOptions(merge=False)
 

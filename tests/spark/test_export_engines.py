@@ -13,7 +13,8 @@ from ops.coldstore.export import LocalExport, run_export
 from ops.coldstore.export_spark import SparkExport
 from tests.unit.ops.test_export import DOCS, seal, shard, write
 
-pytestmark = pytest.mark.xdist_group("spark")
+# On a busy machine Spark alone takes minutes to start.
+pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
 
 
 def rows(out: Path) -> list[dict[str, Any]]:
