@@ -190,7 +190,7 @@ class _Repair:
     def _never_again(self) -> None:
         """Numbers that may be taken by what could not be read must not be given out again."""
         state, check, log = self._state, self._survey.check, self._survey.recovered.report.log
-        unread = sum(max(0, end - start) for start, end in check.gaps if start >> 32 == end >> 32)
+        unread = sum(self._bytes_between(start, end) for start, end in check.gaps)
         state.catalog.last_id = max([state.catalog.last_id, *log.strangers]) + 1 + unread // _APPEND_MIN_BYTES
         state.catalog.last_epoch = max(state.catalog.last_epoch, self._now_ms)
         directories = [self._paths.segments]
@@ -256,10 +256,13 @@ class _Repair:
         self._report.losses.append(Loss(topic.name, hole.first, hole.last, None))
 
     def _records_at_most(self, topic: Topic, gap: LogGap) -> int:
-        files = split_lsn(gap.end)[0] - split_lsn(gap.lsn)[0]
-        room = files * self._wal_file_bytes + (gap.end & 0xFFFFFFFF) - (gap.lsn & 0xFFFFFFFF)
         each = _RECORD_MIN_BYTES + len(str(topic.head + 1))
-        return max(0, room - _APPEND_MIN_BYTES) // each
+        return max(0, self._bytes_between(gap.lsn, gap.end) - _APPEND_MIN_BYTES) // each
+
+    def _bytes_between(self, lsn: int, end: int) -> int:
+        """How much of the log can have stood there."""
+        (first, start), (last, stop) = split_lsn(lsn), split_lsn(end)
+        return max(0, (last - first) * self._wal_file_bytes + stop - start)
 
     def _add_loss(self, topic: Topic, lost: Lost) -> None:
         self._report.losses.append(Loss(topic.name, lost.first, lost.last, lost.records))
