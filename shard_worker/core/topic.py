@@ -205,7 +205,10 @@ class Topic:
         return self.head + 1
 
     def is_live(self, seq: int) -> bool:
-        return seq >= self.live_from and (self.deleted is None or seq not in self.deleted)
+        if seq < self.live_from or (self.deleted is not None and seq in self.deleted):
+            return False
+        # A record whose frame was lost may still be in a segment: it counts as lost all the same.
+        return not self.holes or not any(hole.first <= seq <= hole.last for hole in self.holes)
 
     def live_between(self, first: int, last: int) -> int:
         """How many live records there are in first…last."""
