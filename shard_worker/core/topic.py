@@ -205,7 +205,7 @@ class Topic:
         return self.head + 1
 
     def is_live(self, seq: int) -> bool:
-        if seq < self.live_from or (self.deleted is not None and seq in self.deleted):
+        if not self.live_from <= seq <= self.head or (self.deleted is not None and seq in self.deleted):
             return False
         # A record whose frame was lost may still be in a segment: it counts as lost all the same.
         return not self.holes or not any(hole.first <= seq <= hole.last for hole in self.holes)
