@@ -30,9 +30,9 @@ def test_ranges_are_the_maximal_runs_of_the_set(seqs: set[int]) -> None:
 
 def test_ranges_of_a_long_run_cost_no_step_per_seq() -> None:
     long = BitMap64()
-    long.add_range(1, 10**12)
-    long.add(10**12 + 5)
-    assert list(ranges_of(long)) == [(1, 10**12 - 1), (10**12 + 5, 10**12 + 5)]
+    long.add_range(1, 10**8)
+    long.add(10**8 + 5)
+    assert list(ranges_of(long)) == [(1, 10**8 - 1), (10**8 + 5, 10**8 + 5)]
 
 
 @st.composite
