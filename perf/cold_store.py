@@ -18,7 +18,7 @@ from shared.snapshot_items import SealedRun, SnapBegin, SnapSegment, SnapSegment
 from shared.store_layout import segment_file_name
 
 START_MS = 1_790_000_000_000
-KEYS = 5_000
+KEYS = 50_000
 """Per topic: a key has some dozen records, as in a table of last values."""
 
 
