@@ -315,7 +315,8 @@ def dead_letters_are_removed_before_they_arrive(patch: pytest.MonkeyPatch) -> No
 def seqs_in_holes_are_taken_for_jobs(patch: pytest.MonkeyPatch) -> None:
     def next_fresh(self: LeaseQueue, topic: Topic) -> int | None:
         seq = max(self._fresh_from, topic.live_from)
-        while seq <= topic.head and (seq in self.jobs or not topic.is_live(seq)):
+        gone = topic.deleted or ()
+        while seq <= topic.head and (seq in self.jobs or seq in gone):
             seq += 1
         self._fresh_from = seq
         return seq if seq <= topic.head else None
