@@ -25,7 +25,7 @@ from shard_worker.core.describe import (
 )
 from shard_worker.core.reading import ReadResult, View, read, view_of
 from shard_worker.core.shard_state import ShardState
-from shard_worker.core.topic import REASON_MIXED, Topic
+from shard_worker.core.topic import REASON_MIXED, REASON_TTL, Topic
 from shard_worker.counters import EngineCounters
 from shard_worker.disk.wal import SyncJob, Wal
 from shard_worker.forwarding import Forwarder
@@ -469,8 +469,15 @@ class Engine:
 
     def _stage_expiry(self, topic: Topic, floor: int, now_ms: int) -> None:
         """Write the new floor down: what has expired must not come back when a clock is set back."""
-        if self.commits.read_only is None:
-            self.commits.stage_control(PendingControl(Watermark(floor=floor, reason="ttl"), topic, now_ms))
+        if self.commits.read_only is not None:
+            return
+        fact = Watermark(floor=floor, reason=REASON_TTL)
+        if topic.resident:
+            # The log knows neither the seqs in memory nor why others went before: replay would cut the floor short
+            # at the last seq that it has seen, and give TTL as the reason for all of it.
+            reason = REASON_TTL if topic.reason in (None, REASON_TTL) else REASON_MIXED
+            fact = Watermark(floor=floor, reason=reason, hole=Hole(1, floor - 1, REASON_MIXED))
+        self.commits.stage_control(PendingControl(fact, topic, now_ms))
 
     def sweep(self, topic: Topic, now_ms: int) -> None:
         """Let go of what has expired, so that counts are those of live records."""

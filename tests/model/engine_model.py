@@ -78,6 +78,7 @@ class TopicModel:
     floor: int = 1
     reason: str | None = None
     holes: list[tuple[int, int]] = field(default_factory=list)
+    deleted: set[int] = field(default_factory=set)  # on purpose, ever
     dedupe: dict[str, tuple[int, int, int]] = field(default_factory=dict)
 
     def copy(self) -> TopicModel:
@@ -86,6 +87,7 @@ class TopicModel:
             config=dict(self.config),
             live=dict(self.live),
             holes=list(self.holes),
+            deleted=set(self.deleted),
             dedupe=dict(self.dedupe),
         )
 
@@ -144,6 +146,7 @@ class TopicModel:
         gone = [seq for seq, rec in self.live.items() if seq <= bound and rec.matches(match)]
         for seq in gone:
             del self.live[seq]
+        self.deleted.update(gone)
         return len(gone)
 
     def lose(self, last: int) -> None:

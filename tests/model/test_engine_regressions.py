@@ -206,14 +206,15 @@ def test_m14_a_floor_inside_a_hole_leaves_the_rest_of_the_hole_told(shard: Check
 
 def test_m15_what_records_in_memory_evicted_does_not_come_back_without_them(shard: CheckedShard) -> None:
     driver = shard.driver
-    driver.append("t", PLAIN * 2, config={"durability": "disk", "cap_records": 4})
-    driver.put("t", durability="ephemeral")
-    driver.append("t", PLAIN * 2)
-    driver.put("t", durability="disk")
-    driver.append("t", PLAIN)
+    shard.append("t", PLAIN * 2, config={"durability": "disk", "cap_records": 4})
+    shard.put("t", {"durability": "ephemeral"})
+    shard.append("t", PLAIN * 2)
+    shard.put("t", {"durability": "disk"})
+    shard.append("t", PLAIN)
     assert [record["$seq"] for record in driver.read_all("t")] == [2, 3, 4, 5]
-    driver.kill()
+    shard.kill()
     assert [record["$seq"] for record in driver.read_all("t")] == [2, 5]
+    shard.check_everything()
 
 
 def test_m16_removing_a_seq_that_was_lost_removes_nothing() -> None:
@@ -224,3 +225,50 @@ def test_m16_removing_a_seq_that_was_lost_removes_nothing() -> None:
     assert topic.holes
     assert topic.apply_remove([topic.head], driver.engine.state.source) == 0
     assert topic.count == 1
+
+
+def test_m17_a_floor_that_a_power_cut_took_leaves_its_losses_told(shard: CheckedShard) -> None:
+    shard.append("t", PLAIN, config={"durability": "ephemeral"})
+    shard.kill()
+    lost = shard.live.by_name("t").head  # type: ignore[union-attr]
+    shard.append("t", PLAIN * 2)
+    shard.put("t", {"durability": "memory", "ttl_ms": 1000})
+    shard.snapshot()
+    shard.driver.clock.advance(2000)
+    found = shard.read("t")
+    assert found is not None and found.tombstone is not None and found.tombstone.gap_to == lost + 2
+    shard.lose_power(0, "none")  # that floor was not synced; the records in memory are gone all the same
+    found = shard.read("t")
+    assert found is not None and found.tombstone is not None and found.tombstone.gap_to == lost
+    shard.check_everything()
+
+
+def test_m18_a_synced_floor_above_records_in_memory_stays_where_it_is(shard: CheckedShard) -> None:
+    shard.append("t", PLAIN, config={"durability": "ephemeral", "ttl_ms": 1000})
+    shard.kill()
+    shard.append("t", PLAIN * 2)
+    shard.driver.clock.advance(2000)
+    shard.append("t", PLAIN)
+    told = shard.read("t")  # stages the floor …
+    shard.put("t", {"durability": "disk"})  # … and this hears only of the one before
+    shard.kill()
+    found = shard.read("t")
+    assert told is not None and told.tombstone is not None and found is not None
+    assert found.tombstone is not None
+    gap = (1, told.tombstone.gap_to, "mixed")
+    assert (found.tombstone.gap_from, found.tombstone.gap_to, found.tombstone.reason) == gap
+    shard.check_everything()
+
+
+def test_m19_floors_that_caps_moved_over_records_in_memory_are_kept_with_their_reason(
+    shard: CheckedShard,
+) -> None:
+    shard.append("t", PLAIN * 3, config={"durability": "ephemeral", "cap_records": 3})
+    shard.append("t", PLAIN * 2)
+    shard.put("t", {"durability": "disk", "ttl_ms": 1000})
+    shard.kill()
+    shard.append("t", PLAIN)
+    shard.driver.clock.advance(2000)
+    found = shard.read("t")  # cap before, TTL now
+    assert found is not None and found.tombstone is not None and found.tombstone.reason == "mixed"
+    shard.check_everything()

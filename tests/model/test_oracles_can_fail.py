@@ -15,11 +15,13 @@ from shard_worker.commit import Committer
 from shard_worker.core import replay as replay_module
 from shard_worker.core.seq_set import SeqSet
 from shard_worker.core.shard_state import ShardState
+from shard_worker.core.topic import REASON_MIXED, Topic
 from shard_worker.disk import sealing
 from shard_worker.disk.snapshots import SnapshotWriter
 from shard_worker.disk.wal import SyncJob, Wal
 from shard_worker.engine import Engine
-from shared.control_frames import RecordsDeleted
+from shard_worker.pending import PendingControl
+from shared.control_frames import Hole, RecordsDeleted, Watermark
 from shared.wal_format import NO_EXTRA
 from tests.crash.test_crash_matrix import count_points, fates, run_until_cut, spread, survives
 from tests.model.test_engine_model import EngineMachine
@@ -160,6 +162,22 @@ def test_a_floor_that_is_not_written_down_is_noticed(
     with pytest.raises(Violation, match=r"no prefix|records|gap"):
         shard.kill()
         shard.check_everything()
+
+
+def test_a_told_loss_of_records_in_memory_that_turns_silent_is_noticed(
+    shard: CheckedShard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without_floor(self: Engine, topic: Topic, now_ms: int) -> None:
+        hole = Hole(topic.floor, topic.staged_head, REASON_MIXED)
+        self.commits.stage_control(PendingControl(Watermark(hole=hole), topic, now_ms))
+
+    monkeypatch.setattr(Engine, "_write_down_residents", without_floor)
+    shard.append("t", ONE * 3, config={"durability": "ephemeral", "cap_records": 3})
+    shard.append("t", ONE * 2)
+    shard.put("t", {"durability": "fsync"})
+    shard.check_everything()
+    with pytest.raises(Violation, match="no prefix"):
+        shard.kill()
 
 
 def test_a_delete_that_replay_skips_is_noticed(shard: CheckedShard, monkeypatch: pytest.MonkeyPatch) -> None:

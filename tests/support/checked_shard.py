@@ -88,7 +88,10 @@ class Observed(msgspec.Struct, frozen=True):
     config: dict[str, Any]
     texts: list[str]
     lost: list[int]
-    reason: str | None  # of the tombstone that a reader from 0 gets for the floor
+    # Of the tombstone that a reader from 0 gets first: the seq behind its gap (1: none), and its reason. It is the
+    # evict floor's, unless that is 1 still and there is a hole at the very beginning.
+    floor: int
+    reason: str | None
 
 
 @dataclass(slots=True, eq=False)
@@ -812,20 +815,38 @@ class CheckedShard:
 
     def _settle_mixed(self, number: int, stored: TopicModel, topic: TopicModel, seen: Observed) -> str | None:
         """A topic that was ephemeral for a while. All its records in memory are lost, and readers are told so; whether
-        deleted ones among them are told as well depends on how far back the log goes."""
-        before = self.live.topics.get(number)
-        must = topic.lost_behind(0) - self.plans[number].in_memory
+        deleted ones among them are told as well depends on how far back the log goes.
+
+        So does where the floor's tombstone ends and that of a hole begins. The floor may be behind the one that the
+        operations give without the records in memory, as those counted for the caps: then it is taken over. It covers
+        nothing but such records and what readers had been told of before, and it is never before that one
+        (`_difference`).
+        """
+        plan, before = self.plans[number], self.live.topics.get(number)
+        evicted = set(range(1, min(seen.floor, before.floor))) if before is not None else set()
+        for each in (stored, topic):
+            each.live = {seq: rec for seq, rec in each.live.items() if seq not in evicted}
+        must = topic.lost_behind(0) - plan.in_memory
         if before is not None:
-            must |= {seq for seq in before.live if seq in self.plans[number].in_memory}
-        may = must | self.plans[number].in_memory | topic.lost_behind(0)
+            gone = before.live.keys() | (before.lost_behind(0) - before.deleted)
+            must |= gone & plan.in_memory
+        may = must | plan.in_memory | topic.lost_behind(0) | evicted
         if not must <= set(seen.lost) <= may:
             return f"lost {sorted(must)} to {sorted(may)}, found {seen.lost}"
+        if topic.floor > 1 and seen.reason not in (topic.reason, "mixed"):
+            return f"reason {topic.reason}, found {seen.reason}"
         for each in (stored, topic):
+            # Of a hole at the very beginning the reason is always `mixed`: any other is a floor's.
+            if seen.floor > topic.floor and (each.floor > 1 or seen.reason != "mixed"):
+                each.floor = seen.floor
             each.holes = [(seq, seq) for seq in seen.lost if seq >= each.floor]
             each.reason = seen.reason if each.floor > 1 else None
         return None
 
     def _adopt(self, stored: ShardModel, live: ShardModel) -> None:
+        for number, before in self.live.topics.items():
+            if number in live.topics:
+                live.topics[number].deleted |= before.deleted
         self.base, self.live, self.log = stored, live, []
         for number, topic in live.topics.items():
             plan = self.plans[number]
@@ -878,7 +899,7 @@ def observe(driver: ShardDriver) -> dict[str, Observed]:
     for item in items:
         name = item["topic"]
         state = driver.state(name, touch=False).json
-        texts, lost, cursor, reason = [], set[int](), 0, None
+        texts, lost, cursor, floor, reason = [], set[int](), 0, 1, None
         while True:
             answer = driver.read_answer(name, cursor)
             check(answer.ok, "a topic cannot be read", name, answer)
@@ -886,7 +907,8 @@ def observe(driver: ShardDriver) -> dict[str, Observed]:
             texts += document.texts()
             stone = document.tombstone
             if stone is not None:
-                reason = stone.reason if cursor == 0 and stone.gap_from == 1 else reason
+                if stone.gap_from == 1:
+                    floor, reason = stone.gap_to + 1, stone.reason
                 lost.update(range(stone.gap_from, stone.gap_to + 1))
             if document.caught_up:
                 break
@@ -901,6 +923,7 @@ def observe(driver: ShardDriver) -> dict[str, Observed]:
             {key: state["config"][key] for key in DEFAULTS},
             texts,
             sorted(lost),
+            floor,
             reason,
         )
     return found
@@ -915,8 +938,8 @@ def _difference(topic: TopicModel, seen: Observed) -> str | None:
     expected = (topic.head, topic.earliest, topic.count, topic.bytes, topic.config)
     if (seen.head, seen.earliest, seen.count, seen.bytes, seen.config) != expected:
         return f"state {expected}"
-    if topic.floor > 1 and seen.reason != topic.reason:
-        return f"reason {topic.reason}, found {seen.reason}"
+    if topic.floor > 1 and (seen.floor, seen.reason) != (topic.floor, topic.reason):
+        return f"floor {topic.floor} ({topic.reason}), found {seen.floor} ({seen.reason})"
     return None
 
 
