@@ -1,4 +1,4 @@
-"""`python -m perf.cold`: auditing and counting sealed data, in one process and with Spark.
+"""`python -m perf.cold`: auditing, counting, compacting and exporting sealed data, in one process and with Spark.
 
 Two stores: one of large segments, one of many tiny ones. Beside each job stands its floor: for the audit a plain loop
 that reads every file and checksums it; for counts and last values Spark on Parquet files of the same records. Spark's
@@ -26,6 +26,7 @@ from ops.coldstore.progress import Progress
 from ops.coldstore.record_rows import slice_batches
 from ops.coldstore.source import ReadOptions, plan_bins
 from ops.coldstore.spark_session import open_session
+from perf.cold_compact import rows_of
 from perf.cold_store import Store, build
 from perf.report import Aim, Row, machine, print_machine, print_table, save
 from shared.io.durable_fs import RealFileSystem
@@ -213,11 +214,16 @@ def run(directory: Path, *, quick: bool, rounds: int) -> None:
             },
             rounds,
         )
+        rewriting = rows_of(
+            directory / "compact", *((20_000, 5_000) if quick else (2_000_000, 500_000)), spark
+        )
         peak_mib = jvm_peak_mib(spark)
     finally:
         spark.stop()
     rows += more
     print_table("Cold data", rows)
+    print_table("Compaction and export, last value per key", rewriting)
+    took = {row["job"]: float(str(row["seconds"])) for row in rewriting}
     aims = [
         Aim("audit, large: Spark / local", large["audit: local"] / large["audit: Spark"], 0.4, True),
         Aim("audit, tiny: Spark / local", small["audit: local"] / small["audit: Spark"], 0.4, True),
@@ -227,12 +233,14 @@ def run(directory: Path, *, quick: bool, rounds: int) -> None:
             0.7,
             True,
         ),
+        Aim("compaction: Spark / local, seconds", took["compact: Spark"] / took["compact: local"], 1.3),
         Aim("peak memory of the JVM, MiB", peak_mib, 2048),
         Aim("start of Spark, seconds", start_s, 17),
     ]
     print_table("Aims", [aim.row() for aim in aims])
     if not quick:
-        document = {"machine": about, "rounds": rounds, "rows": rows, "aims": [aim.row() for aim in aims]}
+        document = {"machine": about, "rounds": rounds, "rows": rows, "compaction": rewriting}
+        document["aims"] = [aim.row() for aim in aims]
         print(f"\nsaved {save('cold', document)}")
 
 
