@@ -40,7 +40,7 @@ class SseSession(Watcher):
         self._hub.streams.enter(self.key)
         self._sent_at_ms = self._hub.now_ms()
         for reader in self.readers.values():
-            reader.began = reader.seq
+            reader.begin()
         self._notes[""] = Step(sse.RETRY_FIRST)
         stream.on_gone(lambda: self._lost(stream))
         stream.on_writable(lambda: self._on_writable(stream))
@@ -89,7 +89,7 @@ class SseSession(Watcher):
         for event, reader, seq in steps:
             if reader is not None:
                 if seq is None:
-                    ids.drop(reader.name)
+                    ids.tell(reader)
                 else:
                     ids.move(reader, seq)
                 parts.append(ids.line())
@@ -100,9 +100,11 @@ class SseSession(Watcher):
         stream = self.stream
         if stream is None:
             return False
+        told = self._ids.told
         before = [(step.reader, self._ids.seq_of(step.reader.name)) for step in steps if step.reader]
         if self._taken(stream, Frame(b"".join(self._compose(steps)))):
             return True
+        self._ids.told = told
         for reader, seq in reversed(before):
             if seq is None:
                 self._ids.drop(reader.name)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from gateway.core import sse
 from gateway.core.sse import Event
-from gateway.core.watch_session import IdMap, LastEventId, Start, View, rewind
+from gateway.core.watch_session import UNTOLD, IdMap, LastEventId, Start, View, rewind
 from gateway.subscriptions import Subscriptions
 from gateway.watch_feed import Feed, Fetch, Page, Reader
 from shared.api_keys import ApiKey
@@ -47,6 +47,8 @@ class Watcher(ABC):
         self.readers: dict[str, Reader] = {}
         self.prefixes: dict[str, View] = {}
         self._departed: dict[str, Reader] = {}
+        self._forgotten = 0  # the last deletion of those that are no longer remembered there
+        self._told = 0  # how many deletions there were to tell
         self._due: dict[Reader, None] = {}
         self._notes: dict[object, Step] = {}
         self._ids = IdMap()
@@ -73,7 +75,7 @@ class Watcher(ABC):
     def attach(self) -> None:
         """The stream is open: subscribe everything. Readers settle as soon as their topics are known."""
         self.is_open, self.blocked = True, False
-        self._ids = IdMap(self.readers.values())
+        self._ids = IdMap(self.readers.values(), self._told)
         for reader in list(self.readers.values()):
             self.attach_reader(reader)
             if not self.is_open:
@@ -87,8 +89,7 @@ class Watcher(ABC):
         reader.live, reader.fresh = False, True
         reader.held = reader.named or reader.view.strong
         feed.readers.add(reader)
-        if reader.named and not reader.gone:
-            self._ids.move(reader, reader.seq)
+        self._ids.begin(reader)
         if reader.held:
             self._subscriptions.hold(feed, strong=reader.view.strong)
         if feed.known:
@@ -109,12 +110,12 @@ class Watcher(ABC):
 
     def rewind(self, last: LastEventId) -> None:
         rewind((*self.readers.values(), *self._departed.values()), last)
-        for reader in [reader for reader in self._departed.values() if reader.retell]:
+        for reader in [reader for reader in self._departed.values() if reader.untold]:
             self._tell_again(reader)
 
     def _tell_again(self, reader: Reader) -> None:
         """The client has not heard that this topic was deleted."""
-        reader.retell = True
+        reader.told = UNTOLD
         if self._departed.pop(reader.name, None) is not None:
             self.readers[reader.name] = reader
 
@@ -139,22 +140,22 @@ class Watcher(ABC):
         if feed is None:
             return
         if not feed.exists:
-            if reader.retell or not reader.gone:
-                self.topic_gone(reader, reader.seq, "deleted")
+            self.topic_gone(reader, reader.seq, "deleted")
             return
         if reader.epoch != feed.epoch:
-            if reader.retell or not reader.gone:
+            if reader.untold or not reader.gone:
                 self._note_deleted(reader, reader.seq, "recreated")
             reader.renew(feed.epoch)
             reader.fresh = False
-        elif reader.retell:
-            reader.retell = False
+        elif reader.untold:
             self._note_deleted(reader, reader.seq, "recreated")
         self.want(reader)
 
     def topic_gone(self, reader: Reader, head: int, reason: str) -> None:
+        if reader.gone and not reader.untold:
+            return  # said once more, by a shard that is back
         reader.fall_behind()
-        reader.gone, reader.retell = True, False
+        reader.gone = True
         self._due.pop(reader, None)
         self._note_deleted(reader, head, reason)
         if not reader.named:
@@ -165,16 +166,20 @@ class Watcher(ABC):
             self.pump()
 
     def _note_deleted(self, reader: Reader, head: int, reason: str) -> None:
-        event = sse.topic_deleted(reader.name, head, reason)
-        self._notes["deleted", reader.name] = Step(event, reader, None)
+        self._told += 1
+        reader.told = self._told
+        # Told in the order of their numbers: an id that shows one says that all before it were heard.
+        self._notes.pop(("deleted", reader.name), None)
+        self._notes["deleted", reader.name] = Step(sse.topic_deleted(reader.name, head, reason), reader, None)
 
     def _depart(self, reader: Reader) -> None:
-        """A topic of a prefix is deleted. Where we stood is kept, to tell its successor apart in ids."""
+        """A topic of a prefix is deleted. It is remembered, since its client may not hear that at once."""
         del self.readers[reader.name]
         self._detach(reader)
         self._departed[reader.name] = reader
         if len(self._departed) > _DEPARTED_MAX:
-            del self._departed[next(iter(self._departed))]
+            oldest = self._departed.pop(next(iter(self._departed)))
+            self._forgotten = max(self._forgotten, oldest.told)
 
     def prefix_known(self, prefix: str, found: Iterable[Feed]) -> None:
         view = self.prefixes.get(prefix)
@@ -191,6 +196,7 @@ class Watcher(ABC):
             reader = self._departed.pop(feed.name, None)
             if reader is None:
                 reader = Reader(name=feed.name, seq=0, epoch=feed.epoch, named=False, watcher=self, view=view)
+                reader.told = self._forgotten  # it may be the successor of one of those
             self.readers[feed.name] = reader
             self.attach_reader(reader)
         self.pump()

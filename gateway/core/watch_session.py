@@ -2,7 +2,8 @@
 
 C1 a cursor is (epoch, seq): a seq of an older epoch of a topic never counts in the new one;
 C2 whatever a client sends back as `Last-Event-ID` can only rewind: a cursor never moves ahead by it;
-C3 after a rewind nothing that was sent behind that id is taken for received.
+C3 after a rewind nothing that was sent behind that id is taken for received;
+C4 an id says which deletions its client has heard of: one that it has not is told again, one that it has is not.
 """
 
 from __future__ import annotations
@@ -180,6 +181,8 @@ def view_of(request: WatchRequest, settings: Settings) -> View:
 
 # --- where it stands --------------------------------------------------------------------------------------
 
+UNTOLD = U64_MAX + 1  # the number of a deletion that comes after all that any client has heard of
+
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Cursor:
@@ -190,20 +193,27 @@ class Cursor:
     epoch: int
     named: bool  # asked for by name; otherwise found by a prefix
     began: int = 0  # where it stood when the stream that is open, or was last, began
-    first_epoch: int = 0  # when it was first seen; later epochs are marked in the ids
-    gone: bool = False  # the topic was deleted, and the watcher told so
-    retell: bool = False  # the watcher must be told again that the topic was deleted
+    gone: bool = False  # the topic was deleted, and not made anew
+    # The deletions that a watcher is told of are numbered. This is the last one of this topic; 0: there was none.
+    told: int = 0
 
     def __post_init__(self) -> None:
+        self.begin()
+
+    @property
+    def untold(self) -> bool:
+        """Must the watcher still be told, perhaps once more, that the topic was deleted?"""
+        return self.told == UNTOLD
+
+    def begin(self) -> None:
+        """A stream begins, and its client stands here."""
         self.began = self.seq
-        self.first_epoch = self.epoch
 
     def renew(self, epoch: int) -> None:
         """The topic was deleted and made anew."""
         self.seq = self.began = 0
         self.epoch = epoch
         self.gone = False
-        self.retell = False
 
 
 @dataclass(slots=True)
@@ -211,14 +221,14 @@ class LastEventId:
     """What an `id:` says about the client that sends it back."""
 
     seqs: dict[str, int] = field(default_factory=dict)
-    epochs: dict[str, int] = field(default_factory=dict)
+    told: int = 0  # the last deletion it has heard of
     partial: bool = False  # topics were left out for lack of room
 
 
 class _IdMap(Struct):
     """The keys that are no topics: `$` cannot stand in a name."""
 
-    epochs: dict[str, Seq] = msgspec.field(name="$epoch", default_factory=dict)
+    told: Seq = msgspec.field(name="$told", default=0)
     partial: bool = msgspec.field(name="$more", default=False)
 
 
@@ -239,40 +249,39 @@ def parse_last_event_id(text: str) -> LastEventId:
         }
     except (UnicodeError, Base64Error, ValueError, msgspec.DecodeError, RecursionError) as err:
         raise InvalidRequest("Last-Event-ID is not an id of this server's streams") from err
-    if any(seq > U64_MAX for seq in seqs.values()):
+    if any(seq > U64_MAX for seq in (*seqs.values(), marks.told)):
         raise InvalidRequest("Last-Event-ID holds a seq that cannot be")
-    return LastEventId(seqs, marks.epochs, marks.partial)
+    return LastEventId(seqs, marks.told, marks.partial)
 
 
 def rewind(cursors: Iterable[Cursor], last: LastEventId) -> None:
     """Back to where the client really stands, by the last id it has got."""
     for cursor in cursors:
-        known = last.seqs.get(cursor.name)
-        if cursor.gone:
-            # The client still counts on a topic that we took for reported.
-            cursor.retell = known is not None
-        elif cursor.epoch != cursor.first_epoch and last.epochs.get(cursor.name) != cursor.epoch:
-            cursor.seq = 0
-            cursor.retell = known is not None
-        elif known is not None:
-            cursor.seq = min(cursor.seq, known)
-        elif not cursor.named or last.partial:
-            # Ids name what has moved since the stream began; the rest still stands there for the client.
+        if cursor.told > last.told:
+            # Whatever the id says of this topic is about one that is no more.
+            cursor.told = UNTOLD
+            if not cursor.gone:
+                cursor.seq = 0
+        elif cursor.name in last.seqs:
+            cursor.seq = min(cursor.seq, last.seqs[cursor.name])
+        elif not cursor.named or cursor.told or last.partial:
+            # Nothing has come of it since the stream began, or since it was made anew; or there was no room for it,
+            # and then rather twice than never. What was asked for by name is in all other ids, unless somebody wrote
+            # one by hand to rewind some topics only.
             cursor.seq = min(cursor.seq, cursor.began)
 
 
 class IdMap:
     """The `id:` of the next event: topics asked for by name, and others once they have moved."""
 
-    __slots__ = ("_bytes", "_epochs", "_seqs")
+    __slots__ = ("_bytes", "_seqs", "told")
 
-    def __init__(self, cursors: Iterable[Cursor] = ()) -> None:
+    def __init__(self, cursors: Iterable[Cursor] = (), told: int = 0) -> None:
         self._seqs: dict[str, int] = {}
-        self._epochs: dict[str, int] = {}
         self._bytes = 0
+        self.told = told
         for cursor in cursors:
-            if cursor.named and not cursor.gone:
-                self.move(cursor, cursor.seq)
+            self.begin(cursor)
 
     def __len__(self) -> int:
         return len(self._seqs)
@@ -280,10 +289,15 @@ class IdMap:
     @property
     def only_one(self) -> bool:
         """Would every watcher of just this topic have the same ids?"""
-        return len(self._seqs) == 1 and not self._epochs
+        return len(self._seqs) == 1 and not self.told
 
     def seq_of(self, name: str) -> int | None:
         return self._seqs.get(name)
+
+    def begin(self, cursor: Cursor) -> None:
+        # The place of an untold cursor is in a topic of which its client knows nothing yet.
+        if cursor.named and not (cursor.gone or cursor.untold):
+            self.move(cursor, cursor.seq)
 
     def move(self, cursor: Cursor, seq: int) -> None:
         name = cursor.name
@@ -292,32 +306,32 @@ class IdMap:
         elif self._bytes > WATCH_ID_MAX_BYTES:
             del self._seqs[name]  # so that the latest stand last, and the oldest are left out
         self._seqs[name] = seq
-        if cursor.epoch != cursor.first_epoch:
-            self._epochs[name] = cursor.epoch
 
     def drop(self, name: str) -> None:
         if self._seqs.pop(name, None) is not None:
             self._bytes -= _entry_bytes(name)
-        self._epochs.pop(name, None)
+
+    def tell(self, cursor: Cursor) -> None:
+        """The event says that the topic was deleted."""
+        self.drop(cursor.name)
+        self.told = cursor.told
 
     def line(self) -> bytes:
-        if self._bytes <= WATCH_ID_MAX_BYTES and not self._epochs:
+        if self._bytes <= WATCH_ID_MAX_BYTES and not self.told:
             return id_line(self._seqs)
-        return id_line(self._abridged())
+        marks = {"$told": self.told} if self.told else {}
+        return id_line({**self._abridged(), **marks})
 
     def _abridged(self) -> Mapping[str, object]:
-        if self._bytes + sum(map(_entry_bytes, self._epochs)) <= WATCH_ID_MAX_BYTES:
-            return {**self._seqs, "$epoch": self._epochs}
+        if self._bytes <= WATCH_ID_MAX_BYTES:
+            return self._seqs
         room = WATCH_ID_MAX_BYTES
         kept: dict[str, object] = {}
-        epochs: dict[str, int] = {}
         for name in reversed(self._seqs):
-            room -= _entry_bytes(name) * (2 if name in self._epochs else 1)
+            room -= _entry_bytes(name)
             if room < 0:
-                return {**kept, "$epoch": epochs, "$more": True}
+                return {**kept, "$more": True}
             kept[name] = self._seqs[name]
-            if name in self._epochs:
-                epochs[name] = self._epochs[name]
         raise AssertionError("something did not fit")
 
 

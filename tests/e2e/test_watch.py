@@ -212,7 +212,7 @@ def test_a_topic_deleted_and_recreated_while_watched(plain_client: ApiClient) ->
         plain_client.ok("DELETE", f"/v0/topics/{topic}")
         deleted = stream.next("topic-deleted")
         assert deleted.data == {"topic": topic, "head_seq": 3, "reason": "deleted"}
-        assert deleted.cursors == {other: 1}
+        assert deleted.cursors == {other: 1, "$told": 1}
         plain_client.append(topic, "new")
         (record,) = [f for f in stream.until(lambda frame: frame.event == "record") if f.event == "record"]
         assert (record.data["from_seq"], record.data["to_seq"], datas([record])) == (0, 1, ["new"])

@@ -348,7 +348,7 @@ def test_the_stream_ends_when_every_topic_is_gone_and_the_session_with_it() -> N
     harness.shards.delete("a")
     harness.shards.settle()
     assert client.events() == [("topic-deleted", "a:1 deleted")] and not client.stream.ended
-    assert decode_id(client.last_id) == {"b": 1}
+    assert decode_id(client.last_id) == {"b": 1, "$told": 1}
     harness.shards.delete("b")
     harness.shards.settle()
     assert client.events() == [("topic-deleted", "b:1 deleted")] and client.stream.ended

@@ -164,11 +164,11 @@ def cursor(name: str, seq: int, *, epoch: int = 1, named: bool = True) -> Cursor
     return Cursor(name=name, seq=seq, epoch=epoch, named=named)
 
 
-def ids_of(cursors: list[Cursor]) -> LastEventId:
-    """What a client has that got an event when the cursors stood like this."""
-    ids = IdMap(cursors)
+def ids_of(cursors: list[Cursor], told: int = 0) -> LastEventId:
+    """What a client has that got an event when the cursors stood like this, and has heard of so many deletions."""
+    ids = IdMap(cursors, told)
     for each in cursors:
-        if not each.named and each.seq != each.began:
+        if not (each.named or each.untold) and each.seq != each.began:
             ids.move(each, each.seq)
     return parse_last_event_id(ids.line().decode().removeprefix("id: ").strip())
 
@@ -183,6 +183,7 @@ def ids_of(cursors: list[Cursor]) -> LastEventId:
         encode_id({"a": -1}),
         encode_id({"a": "1"}),
         encode_id({"a": 2**64}),
+        encode_id({"a": 1, "$told": 2**64}),
         "é",
     ],  # type: ignore[arg-type]
 )
@@ -227,29 +228,66 @@ def test_a_topic_of_a_prefix_that_moved_after_the_id_goes_back_to_where_its_stre
     assert (named.seq, found.seq) == (5, 3)
 
 
-def test_an_id_of_an_older_epoch_rewinds_to_the_beginning_of_the_new_one() -> None:
+def test_an_id_from_before_a_deletion_rewinds_to_the_beginning_of_the_new_topic() -> None:
     """Seq 100 of the deleted topic says nothing about seq 5 of its successor."""
     each = cursor("a", 100)
     before = ids_of([each])
+    each.told = 1
     each.renew(epoch=2)
     each.seq = 5
-    after = ids_of([each])
-    assert after.epochs == {"a": 2}
+    after = ids_of([each], told=1)
+    assert (after.seqs, after.told) == ({"a": 5}, 1)
     rewind([each], after)
-    assert (each.seq, each.retell) == (5, False)
+    assert (each.seq, each.untold) == (5, False)
     rewind([each], before)
-    assert (each.seq, each.retell) == (0, True)
+    assert (each.seq, each.untold) == (0, True)
 
 
-def test_a_deletion_that_the_client_did_not_hear_of_is_told_again() -> None:
-    each = cursor("a", 100)
-    before = ids_of([each])
-    each.gone = True
-    heard = LastEventId({"b": 1})
+@pytest.mark.parametrize("named", [True, False])
+def test_a_deletion_is_told_again_only_to_a_client_that_has_not_heard_of_it(named: bool) -> None:
+    each = cursor("a", 100, named=named)
+    before = ids_of([each, cursor("b", 1)])
+    each.gone, each.told = True, 1
+    heard = ids_of([each, cursor("b", 1)], told=1)
+    assert heard.seqs == {"b": 1}
     rewind([each], heard)
-    assert not each.retell
+    assert not each.untold
     rewind([each], before)
-    assert each.retell
+    assert each.untold
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_an_id_does_not_say_that_a_deletion_was_heard_before_it_is_told(named: bool) -> None:
+    each = cursor("a", 5, named=named)
+    each.told = 1
+    each.renew(2)
+    each.seq = 1  # the deletion and a record of the new topic were sent, and lost on the way
+    rewind([each], LastEventId({"a": 5}))
+    # The client hears of another topic's deletion, the second; then the connection breaks again.
+    shown = ids_of([each], told=2)
+    assert shown.seqs == {}
+    rewind([each], shown)
+    assert each.untold and each.seq == 0
+    each.told = 3  # it is told, and that is lost, too
+    rewind([each], shown)
+    assert each.untold and each.seq == 0
+
+
+def test_a_recreated_topic_that_an_id_does_not_name_stays_where_the_stream_began() -> None:
+    each = cursor("p1", 5, named=False)
+    each.told = 1
+    each.renew(2)
+    each.seq = 3
+    each.begin()  # all of it was received, and another stream begins
+    rewind([each], LastEventId({"a": 1}, told=1))
+    assert each.seq == 3 and not each.untold
+    each.told = 2
+    each.renew(3)
+    each.seq = 4
+    rewind([each], LastEventId({"a": 1}, told=2))
+    assert each.seq == 0 and not each.untold, "it has heard of the deletion, and of nothing behind it"
+    rewind([each], LastEventId({"a": 1}, told=1))
+    assert each.seq == 0 and each.untold
 
 
 def test_large_ids_keep_the_latest_and_say_that_something_is_missing() -> None:
