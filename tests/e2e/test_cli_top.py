@@ -20,6 +20,7 @@ from tests.support.api_client import ApiClient, fresh
 from tests.support.live_server import LiveServer
 from tests.support.server_process import ROOT
 from tests.support.topics_cli import WAIT_S, TopicsCli
+from topicsd.client.readings import REFUSALS, SIGNS, TROUBLES
 
 
 class Terminal:
@@ -119,7 +120,12 @@ def test_without_a_terminal_it_prints_one_picture(cli: TopicsCli, plain_client: 
     assert re.search(rf"^{queue} .* 3 .* 3 ", ran.out, re.M)
     shards = re.findall(r"^[012]      ready ", ran.out, re.M)
     assert len(shards) == 3
-    assert cli.ok("top", "--json").rows[0]["metrics"]["ready"] == 1
+    metrics = cli.ok("top", "--json").rows[0]["metrics"]
+    assert metrics["ready"] == 1
+    # Whatever it looks for under pressure is there: a name that no server gives would never be noticed otherwise.
+    for shard, link in zip(metrics["shards"], metrics["links"], strict=True):
+        assert {"pressure_level", *SIGNS, *TROUBLES} <= shard["gauges"].keys()
+        assert REFUSALS.keys() <= shard["counters"].keys() | link.keys()
 
 
 def test_the_screen_lives_sorts_fits_and_is_put_back(terminal: Terminal, plain_client: ApiClient) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from topicsd.client.output import count, duration, size
+
 Json = Mapping[str, Any]
 
 
@@ -25,6 +27,12 @@ class Reading:
 
     def counter(self, shard: int, name: str) -> float:
         return _number(self.shards[shard].get("counters", {}).get(name)) if shard < len(self.shards) else 0.0
+
+    def refused(self, shard: int, name: str) -> float:
+        """A counter of the shard, or of the gateway's link to it."""
+        links: list[Json] = self.metrics.get("links", [])
+        at_link = _number(links[shard].get(name)) if shard < len(links) else 0.0
+        return self.counter(shard, name) + at_link
 
     def gauge(self, shard: int, name: str) -> float:
         return _number(self.shards[shard].get("gauges", {}).get(name))
@@ -110,7 +118,7 @@ def compare(before: Reading | None, now: Reading) -> Picture:
         topics=topics,
         shards=shards,
         routers=sorted(routers, key=lambda row: -(row[3] or 0)),
-        pressure=_pressure(now, shards),
+        pressure=_pressure(before, now, shards),
         totals=totals,
     )
 
@@ -180,22 +188,45 @@ def _topic_rows(before: Reading | None, now: Reading, span_s: float) -> Iterable
             )
 
 
-# Gauges that are 0 in a server that has no trouble, and what they mean otherwise.
-PRESSURE = {
-    "wal_queue_depth": "{0:,.0f} requests wait for the log",
-    "read_only": "read-only: its disk is full or failing",
-    "pressure": "under pressure ({0:g})",
-    "throttled": "throttles writers",
+# What a shard does about pressure, by level (docs/pressure.md).
+LEVELS = {1: "pushes gather", 2: "syncs wait for company", 3: "low priorities pause", 4: "writes are refused"}
+
+# Signs of it, shown with the level: they say where the time goes.
+SIGNS: dict[str, Callable[[float], str]] = {
+    "loop_lag_ms": lambda ms: f"requests wait {duration(ms)} for their turn",
+    "unsynced_wait_bytes": lambda number: f"{size(number)} wait for the disk",
+    "ipc_backlog_bytes": lambda number: f"{size(number)} for the gateway",
+}
+
+# Gauges that are 0 in a shard that has no trouble, and what they mean otherwise.
+TROUBLES: dict[str, Callable[[float], str]] = {
+    "wal_queue_depth": lambda number: f"{count(number)} requests wait for the log",
+    "read_only": lambda _: "read-only: its disk is full or failing",
+    "throttled_waiting": lambda number: f"{count(number)} writes wait for room",
+}
+
+# Counters that stand still in such a shard.
+REFUSALS = {
+    "throttled_requests_total": "{} writes refused since the last picture",
+    "ipc_throttled_total": "{} requests refused before they reached it",
+    "pushes_paused_total": "{} topics paused since the last picture",
 }
 
 
-def _pressure(now: Reading, shards: list[ShardRow]) -> list[str]:
+def _pressure(before: Reading | None, now: Reading, shards: list[ShardRow]) -> list[str]:
     found = [f"shard {row.shard}: {row.state}" for row in shards if row.state not in ("ready", "read-only")]
     for shard in range(len(now.shards)):
-        for name, text in PRESSURE.items():
-            value = now.gauge(shard, name)
-            if value:
-                found.append(f"shard {shard}: {text.format(value)}")
+        troubles = [say(value) for name, say in TROUBLES.items() if (value := now.gauge(shard, name))]
+        level = int(now.gauge(shard, "pressure_level"))
+        if level:
+            signs = [say(value) for name, say in SIGNS.items() if (value := now.gauge(shard, name))]
+            what = LEVELS.get(level, "the server is newer than this command")
+            troubles.insert(0, "; ".join([f"level {level}, {what}", *signs]))
+        for name, text in REFUSALS.items():
+            grown = now.refused(shard, name) - before.refused(shard, name) if before is not None else 0
+            if grown > 0:
+                troubles.append(text.format(count(grown)))
+        found += [f"shard {shard}: {trouble}" for trouble in troubles]
     return found
 
 

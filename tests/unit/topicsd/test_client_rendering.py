@@ -148,6 +148,29 @@ def test_pressure_names_the_shard_and_the_trouble() -> None:
     assert compare(None, reading(1.0, shard(0))).pressure == []
 
 
+def test_pressure_shows_the_level_its_signs_and_what_was_refused() -> None:
+    calm, busy = shard(0), shard(0)
+    calm["gauges"] |= {"pressure_level": 0, "loop_lag_ms": 0.4, "unsynced_wait_bytes": 100}
+    calm["counters"] |= {"throttled_requests_total": 5, "pushes_paused_total": 1}
+    busy["gauges"] |= {"pressure_level": 3, "loop_lag_ms": 61.7, "unsynced_wait_bytes": 3 << 20}
+    busy["gauges"] |= {"throttled_waiting": 12}
+    busy["counters"] |= {"throttled_requests_total": 1205, "pushes_paused_total": 1}
+    assert compare(reading(1.0, calm), reading(2.0, calm)).pressure == []
+    assert compare(reading(1.0, calm), reading(2.0, busy)).pressure == [
+        "shard 0: level 3, low priorities pause; requests wait 62 ms for their turn; 3.0 MiB wait for the disk",
+        "shard 0: 12 writes wait for room",
+        "shard 0: 1,200 writes refused since the last picture",
+    ]
+    # What was refused before the first look, or before a restart, is no news.
+    assert len(compare(None, reading(2.0, busy)).pressure) == 2
+    assert compare(reading(1.0, busy), reading(2.0, calm)).pressure == []
+    links = [
+        Reading(at_s=at, metrics={"shards": [calm], "links": [{"ipc_throttled_total": at}]}, ready={})
+        for at in (1, 5)
+    ]
+    assert compare(*links).pressure == ["shard 0: 4 requests refused before they reached it"]
+
+
 def test_topics_sort_by_each_key() -> None:
     before = reading(0.0, shard(0, a=topic(0), b=topic(90), c=topic(10, queue_ready=1)))
     now = reading(1.0, shard(0, a=topic(50), b=topic(100), c=topic(10, queue_ready=9)))
