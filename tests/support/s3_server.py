@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from unittest.mock import patch
 
 _ENV = {
@@ -16,17 +16,19 @@ _ENV = {
 }
 
 
+_numbers = itertools.count()  # of the whole process: servers in one process share their buckets
+
+
 @dataclass(slots=True)
 class S3Server:
     endpoint: str
     env: dict[str, str]
-    _numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def new_bucket(self) -> str:
         """The name of a bucket that nobody else uses."""
         import boto3
 
-        name = f"bucket-{next(self._numbers)}"
+        name = f"bucket-{next(_numbers)}"
         boto3.client("s3", endpoint_url=self.endpoint).create_bucket(Bucket=name)
         return name
 
