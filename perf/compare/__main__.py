@@ -228,7 +228,7 @@ def main() -> None:
     parser.add_argument("--dir", help="a directory on the file system to measure; default: the temporary one")
     options = parser.parse_args()
     need(["wrk", "redis-server", "redis-benchmark", "nats-server"])
-    rounds, seconds, calls = (5, 1.0, 60) if options.short else (7, 3.0, 200)
+    rounds, seconds, calls = (5, 1.0, 60) if options.short else (5, 2.0, 150)
     sizes = [200_000] if options.short else [1_000_000, 10_000_000]
     with ExitStack() as stack:
         directory = stack.enter_context(scratch(options.dir))
@@ -243,7 +243,7 @@ def main() -> None:
     )
     deep: tuple[list[Row], list[Aim]] = ([], [])
     if not options.short:
-        deep = flatness.run(options.dir, 7, (10_000, 100_000, 1_000_000, 10_000_000))
+        deep = flatness.run(options.dir, 5, (10_000, 100_000, 1_000_000, 10_000_000))
     rows = [outcome.row() for outcome in outcomes]
     print_table(
         f"Records of 100 bytes; medians of {rounds} rounds in turns; ratio: topicsd / best rival",

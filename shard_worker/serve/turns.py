@@ -89,7 +89,8 @@ class TurnLoop:
         )
         shard.engine.moves.peers = self._peers
         self._backups = BackupLinks(shard, on_free=self._go_on)
-        self._sync_wanted = trio.Event()
+        self._unsynced = trio.Event()  # something is: sooner or later it is synced
+        self._sync_wanted = trio.Event()  # somebody waits for that
         self._work_wanted = trio.Event()
         self._turn_over = trio.Event()
         self._forwards = ForwardTimes(time.perf_counter)
@@ -212,14 +213,12 @@ class TurnLoop:
         engine = self._engine
         interval_s = engine.settings.sync_interval_ms / 1000
         while True:
-            await self._sync_wanted.wait()
+            await self._unsynced.wait()
             if not engine.sync_due():
-                self._sync_wanted = trio.Event()
                 # Only background data is unsynced: let it gather, unless somebody starts to wait for a sync.
+                self._sync_wanted = trio.Event()
                 with trio.move_on_after(interval_s / 4):
                     await self._sync_wanted.wait()
-                if engine.commits.needs_sync:
-                    self._sync_wanted.set()
                 continue
             if not await self._gather_company():
                 continue
@@ -228,7 +227,7 @@ class TurnLoop:
             with trio.CancelScope(shield=True):
                 await self._sync()
             if not engine.commits.needs_sync:
-                self._sync_wanted = trio.Event()
+                self._unsynced = trio.Event()
             self._end_turn()
 
     async def _gather_company(self) -> bool:
@@ -384,7 +383,9 @@ class TurnLoop:
                 continue
             self._update_mask(fd, link)
         if engine.commits.needs_sync and not engine.commits.sync_running:
-            self._sync_wanted.set()
+            self._unsynced.set()
+            if engine.commits.waiting:
+                self._sync_wanted.set()
         if self._shard.maintenance.due:
             self._work_wanted.set()
         if self._sleep is not None and self._wants_to_forward():
