@@ -182,9 +182,6 @@ WORKER_MAX_LINKS: Final = 1024
 PUSH_MAX_BYTES: Final = 64 * KiB
 """Bytes of records in one push to subscribers; more is only announced, and read by whoever wants it."""
 
-TURNS_BEFORE_YIELD: Final = 16
-"""Turns in a row under load before timers and finished jobs get a look in."""
-
 TOPIC_SERIES_MAX: Final = 1000
 """Topics that one worker reports with metrics of their own."""
 

@@ -226,7 +226,8 @@ class ShardLink:
     def _send(self, sock: socket.socket) -> None:
         try:
             while self._unsent:
-                self._unsent = self._unsent[sock.send(self._unsent) :]
+                sent = sock.send(self._unsent)
+                self._unsent = self._unsent[sent:]
         except BlockingIOError:
             return
         except OSError as err:
