@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
@@ -49,7 +50,5 @@ def _fitting(columns: Columns, low: int, high: int, assembler: RecordAssembler, 
     start = ends[low - 1] if low else 0
     if ends[high - 1] - start + assembler.json_bytes <= target_bytes:
         return high
-    upto = low + 1
-    while upto < high and ends[upto - 1] - start + assembler.json_bytes < target_bytes:
-        upto += 1
-    return upto
+    # One at least, then all that end below the target, and the one that reaches it.
+    return min(high, bisect_left(ends, target_bytes - assembler.json_bytes + start, low, high) + 1)
