@@ -13,6 +13,7 @@ from functools import partial
 
 import trio
 
+from shard_worker.core.seal_pace import SealPace
 from shard_worker.disk.dir_lock import DirectoryLocked, DirLock
 from shard_worker.disk.recovery import shard_paths
 from shard_worker.serve.turns import TurnLoop
@@ -21,6 +22,7 @@ from shared.errors import ColdUnreachable, DataDamage, DiskFault
 from shared.io.bucket_fs import file_system
 from shared.io.child_channel import Boot, ChildChannel, socket_path
 from shared.io.durable_fs import FileSystem
+from shared.limits import SEAL_GATHER_MAX_BYTES, SEAL_GATHER_MAX_FRAMES, SEAL_REST_S
 
 log = logging.getLogger("shard_worker")
 
@@ -103,6 +105,9 @@ def _recover(channel: ChildChannel, boot: Boot, fs: FileSystem, number: int) -> 
         # Tokens of an earlier life must not fit the leases of this one.
         token_prefix=lambda: f"lease_{secrets.token_urlsafe(9)}_",
         store_id=boot.store_id,
+    )
+    shard.maintenance.pace = SealPace(
+        SEAL_REST_S, min(boot.settings.segment_max_bytes, SEAL_GATHER_MAX_BYTES), SEAL_GATHER_MAX_FRAMES
     )
     for note in shard.report.notes:
         log.warning("shard.recovery_note", extra={"shard": number, "note": note})
