@@ -173,13 +173,16 @@ class Maintenance:
 
     def note_append(self, topic: Topic) -> None:
         """Called for topics that changed: is it time to seal them?"""
-        settings, hot = self._engine.settings, topic.hot
-        if not len(hot):
-            return
-        records = topic.head - hot.first[hot.start] + 1
-        if records >= settings.segment_max_events or topic.hot_bytes >= settings.segment_max_bytes:
+        if self._is_ripe(topic):
             self._ripe[topic] = None
             self._seal_ripe_in_time()
+
+    def _is_ripe(self, topic: Topic) -> bool:
+        settings, hot = self._engine.settings, topic.hot
+        if not len(hot):
+            return False
+        records = topic.head - hot.first[hot.start] + 1
+        return records >= settings.segment_max_events or topic.hot_bytes >= settings.segment_max_bytes
 
     def _seal_ripe_in_time(self) -> None:
         counters = self._engine.wal.counters
@@ -187,7 +190,8 @@ class Maintenance:
             self._seal_ripe()
 
     def _seal_ripe(self) -> None:
-        self.due.update(self._ripe)
+        # Looked at again: a topic that was written to while a pass sealed it may have little left.
+        self.due.update((topic, None) for topic in self._ripe if self._is_ripe(topic))
         self._ripe.clear()
 
     def tick(self, now_ms: int) -> None:

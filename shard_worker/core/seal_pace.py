@@ -7,6 +7,7 @@ taken since the process started. See docs/decisions/0013-paced-sealing.md.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -20,8 +21,9 @@ class SealPace:
     _frames: int = 0
 
     def begin(self, log_bytes: int, log_frames: int) -> None:
-        """A pass takes what there is now."""
+        """A pass takes what there is now; its rest begins when it has ended."""
         self._bytes, self._frames = log_bytes, log_frames
+        self._rest_until_s = math.inf
 
     def end(self, now_s: float) -> None:
         """The pass is over, whatever came of it."""

@@ -74,6 +74,20 @@ def test_the_rest_counts_from_the_end_of_a_pass() -> None:
     assert shard.sealed_names() == []
 
 
+def test_what_is_written_during_a_pass_does_not_start_the_next_one_at_once() -> None:
+    shard = PacedShard()
+    shard.write("a")
+    job = shard.job()
+    shard.now_s += 5.0
+    shard.write("a", 3)
+    shard.write("b")
+    assert shard.finish_job(job)
+    assert shard.sealed_names() == []
+    shard.now_s += 1.0
+    shard.tick()
+    assert shard.sealed_names() == ["b"], "three records are left of the other one"
+
+
 def test_a_ripe_topic_that_is_not_written_any_more_is_sealed_by_the_next_tick_behind_the_rest() -> None:
     shard = PacedShard()
     shard.write("a")
