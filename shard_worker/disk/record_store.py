@@ -23,10 +23,10 @@ from shared.columns import COLUMN_ENDS, Columns
 from shared.errors import ColdUnreachable, CorruptFrame, CorruptSegment, OutOfDescriptors
 from shared.format_errors import BadBytes, FormatError
 from shared.frame import FRAME_MAX_BYTES, Frame, decode_frame
-from shared.int_arrays import add_u32, dump, load_u64
+from shared.int_arrays import add_u32, dump, load_u32, load_u64
 from shared.io.durable_fs import File, FileSystem
 from shared.io.object_store import StoreUnreachable
-from shared.limits import BLOCK_MAX_RECORDS, SEGMENT_MAX_OPEN_FILES
+from shared.limits import BLOCK_MAX_RECORDS, BLOCK_TARGET_BYTES, SEGMENT_MAX_OPEN_FILES
 from shared.segment_index import BlockEntry, SegmentIndex
 from shared.segment_reader import (
     read_block,
@@ -52,26 +52,28 @@ _LENGTH_AT = 4
 _SIZE_UNKNOWN = 0
 _GAP_BYTES = 1024  # reading over a smaller gap is cheaper than another call
 _SPAN_BYTES = 1 << 20
-_PIECE_BYTES = 896 << 10  # of batches joined for sealing; with what stands between them about a span
 _PLAIN = (0, COLUMN_ENDS)  # columns of a batch whose records have nothing but data
 _SPARSE = 4  # bytes read per byte wanted, up to which a single read beats looking for gaps
 
 
 def _plain_until(hot: HotIndex, place: int) -> int:
-    """Up to which batch those from `place` on go into one piece; `place` itself if it is not plain."""
+    """Up to which batch those from `place` on go into one piece, of a block at most; `place` if it is not plain."""
     if hot.flags[place] not in _PLAIN:
         return place
     most = min(len(hot.first), place + BLOCK_MAX_RECORDS)
-    flags, sizes, counts = hot.flags[place:most], hot.size[place:most], hot.count[place:most]
-    dense = hot.last_of(most - 1) - hot.first[place] + 1 == sum(counts)
-    if dense and flags.count(0) + flags.count(COLUMN_ENDS) == len(flags) and sum(sizes) <= _PIECE_BYTES:
-        return most
+    if hot.last_of(most - 1) - hot.first[place] < BLOCK_MAX_RECORDS:
+        # As many seqs as batches: they have one record each, and follow each other.
+        singles = hot.last_of(most - 1) - hot.first[place] + 1 == most - place
+        plain = singles and not any(hot.flags[place:most])
+        if plain and sum(hot.size[place:most]) <= BLOCK_TARGET_BYTES:
+            return most
     until, seq, size = place, hot.first[place], 0
+    stop = seq + BLOCK_MAX_RECORDS
     while until < most and hot.flags[until] in _PLAIN and hot.first[until] == seq:
         size += hot.size[until]
-        if size > _PIECE_BYTES and until > place:
-            break
         seq += hot.count[until]
+        if until > place and (size > BLOCK_TARGET_BYTES or seq > stop):
+            break
         until += 1
     return until
 
@@ -144,7 +146,7 @@ class RecordStore:
             lengths = [size + 4 * n if n > 1 else size for size, n in zip(sizes, counts, strict=True)]
             parts = [memoryview(part) for part in self.hot_json(lsns, lengths)]
             json = b"".join([part[:size] for part, size in zip(parts, sizes, strict=True)])
-            ends = self._joined_ends(lsns, sizes, counts, parts)
+            ends = self._joined_ends(lsns[0], sizes, counts, parts)
             if stamps[0] != stamps[-1]:
                 pairs = zip(stamps, counts, strict=True)
                 times = load_u64(b"".join([ts.to_bytes(8, "little") * n for ts, n in pairs]))
@@ -164,23 +166,22 @@ class RecordStore:
         )
 
     def _joined_ends(
-        self, lsns: Sequence[int], sizes: Sequence[int], counts: Sequence[int], parts: list[memoryview]
+        self, lsn: int, sizes: Sequence[int], counts: Sequence[int], parts: list[memoryview]
     ) -> bytes:
         """The record ends of batches whose JSON is joined. Each part: the JSON of a batch, then its ends."""
-        columns: list[memoryview | bytes] = []
-        starts: list[bytes] = []
-        start = 0
-        for lsn, size, count, part in zip(lsns, sizes, counts, parts, strict=True):
-            last = size.to_bytes(4, "little")
-            column = part[size:] if count > 1 else last
-            if column[-4:] != last:
-                raise self._damaged(lsn, "record ends do not divide the JSON part")
-            columns.append(column)
-            starts.append(start.to_bytes(4, "little") * count)
-            start += size
-        # The last end of every batch is right, so that no sum can overflow into the next batch. Whether the others
-        # rise is seen when the column is used.
-        return add_u32(b"".join(columns), b"".join(starts))
+        found = zip(sizes, counts, parts, strict=True)
+        columns = [part[size:] if count > 1 else size.to_bytes(4, "little") for size, count, part in found]
+        stops = list(accumulate(sizes, initial=0))
+        pairs = zip(stops, counts, strict=False)  # one more stop than batches
+        starts = [start.to_bytes(4, "little") * count for start, count in pairs]
+        try:
+            ends = load_u32(add_u32(b"".join(columns), b"".join(starts)))
+        except OverflowError:
+            ends = array("I")
+        # A sum that does not fit is smaller than the one before it: seen when the column is used.
+        if not ends or [ends[place - 1] for place in accumulate(counts)] != stops[1:]:
+            raise self._damaged(lsn, "record ends do not divide the JSON part")
+        return dump(ends)
 
     def hot_json(self, lsns: Sequence[int], sizes: Sequence[int]) -> list[bytes]:
         """Batches that stand close together in the log are read with one call and cut apart in memory."""

@@ -67,7 +67,7 @@ def test_plain_batches_that_stand_together_take_one_read() -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_batches_of_any_kind_come_out_as_they_are(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record_store, "_PIECE_BYTES", 6_000)
+    monkeypatch.setattr(record_store, "BLOCK_TARGET_BYTES", 6_000)
     monkeypatch.setattr(record_store, "_SPAN_BYTES", 8_000)
     rng = random.Random(seed)
     driver = ShardDriver(cold_dir=None, wal_file_bytes=16_384)
