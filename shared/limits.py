@@ -68,7 +68,8 @@ SNAPSHOT_EVERY_WAL_FRAMES: Final = 1_000_000
 frame, not by the byte."""
 
 SEAL_REST_S: Final = 1.0
-"""Seconds between two sealing passes: what becomes due by its records or bytes meanwhile is sealed together."""
+"""Seconds between two sealing passes: what becomes due by its records or bytes meanwhile is sealed together. Shorter
+in proportion with a `segment_max_events` below its default: that asks for smaller segments."""
 
 SEAL_GATHER_MAX_BYTES: Final = 64 * MiB
 """WAL bytes since the last pass that end the rest early; `segment_max_bytes` does if it is lower."""
