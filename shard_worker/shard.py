@@ -72,7 +72,15 @@ class Shard:
             token_prefix=token_prefix,
         )
         _begin_session(engine, recovered, fs.boot_id(), restored_gap)
-        maintenance = Maintenance(fs, paths, engine, recovered.store, recovered.snapshot)
+        maintenance = Maintenance(
+            fs,
+            paths,
+            engine,
+            recovered.store,
+            recovered.snapshot,
+            replayed_bytes=recovered.report.bytes,
+            replayed_frames=recovered.report.frames,
+        )
         engine.on_changed.append(maintenance.note_append)
         engine.forwarder.start()
         archive = None

@@ -24,6 +24,7 @@ from shared.frame import (
 Pread = Callable[[int, int], bytes]
 
 CHUNK_BYTES = 4 << 20
+_FILE_END = int(Kind.FILE_END)
 _LSN_AT = 16
 _lsn_bytes = Struct("<Q").pack
 _unpack_length = Struct("<I").unpack_from
@@ -65,7 +66,7 @@ def scan_frames(
         if isinstance(found, Frame):
             yield found
             position = found.end
-            if found.kind == Kind.FILE_END:
+            if found.kind == _FILE_END:
                 yield Stop(position, End())
                 return
             continue

@@ -5,7 +5,7 @@ alone; the second covers the JSON and is seeded with the first, so the parts of 
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from struct import Struct
 
@@ -87,7 +87,9 @@ def decode_segment_header(buffer: bytes | memoryview) -> FileHeader:
     return decode_file_header(SEGMENT_MAGIC, buffer)
 
 
-def encode_block(topic_id: int, records: AssembledRecords) -> bytes:
+def encode_block(
+    topic_id: int, records: AssembledRecords, deflate: Callable[[bytes], bytes] = compress
+) -> bytes:
     flags, raw_columns = records.column_flags, records.columns
     if records.times is not None:
         flags |= FLAG_TIMES
@@ -95,7 +97,9 @@ def encode_block(topic_id: int, records: AssembledRecords) -> bytes:
     if records.seqs is not None:
         flags |= FLAG_SEQS
         raw_columns = dump(records.seqs) + raw_columns
-    codec, columns, json = CODEC_ZSTD, _deflate(raw_columns), compress(records.json)
+    # An empty part stays empty: most blocks of one record have no columns.
+    columns = deflate(raw_columns) if raw_columns else raw_columns
+    codec, json = CODEC_ZSTD, deflate(records.json)
     raw_bytes = len(raw_columns) + len(records.json)
     # Every read of a compressed block pays for decompression: a few per cent are not worth it.
     if len(columns) + len(json) > raw_bytes - raw_bytes // 16:
@@ -202,11 +206,6 @@ def _split_u64(header: BlockHeader, raw: memoryview) -> "tuple[array[int], memor
     if len(raw) < size:
         raise BadBytes("block columns too short", BLOCK_HEADER_BYTES)
     return load_u64(raw[:size]), raw[size:]
-
-
-def _deflate(raw: bytes) -> bytes:
-    """An empty part stays empty: most blocks of one record have no columns."""
-    return compress(raw) if raw else raw
 
 
 def _raw(stored: memoryview, codec: int, raw_len: int) -> memoryview:

@@ -324,10 +324,19 @@ class Settings:
         lo=1 * MiB,
     )
     segment_max_events: int = _int(
-        _STORAGE, 10_000, "A topic is due for sealing at this many unsealed records.", unit="records", lo=1
+        _STORAGE,
+        10_000,
+        "A topic is due for sealing at this many unsealed records. Under load all that are due are sealed together, "
+        "about once a second.",
+        unit="records",
+        lo=1,
     )
     segment_max_bytes: int = _size(
-        _STORAGE, 64 * MiB, "A topic is due for sealing at this many unsealed bytes.", lo=64 * KiB
+        _STORAGE,
+        64 * MiB,
+        "A topic is due for sealing at this many unsealed bytes. So much new log in a shard, or 64 MiB, also lets the "
+        "next sealing start early.",
+        lo=64 * KiB,
     )
     segment_max_age_ms: int = _ms(
         _STORAGE,

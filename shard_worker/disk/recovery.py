@@ -35,6 +35,7 @@ from shared.wal_format import decode_wal_header, lsn_of, split_lsn
 
 Progress = Callable[[float], None]
 
+_SYNCED = int(Kind.SYNCED)
 _REWRITE_BYTES = 4 << 20
 _UNKNOWN_FILES = 64
 _FIRST_GROUP_BYTES = 4096
@@ -274,7 +275,8 @@ class _Replay:
         return later, FILE_HEADER_BYTES
 
     def _replay_file(self, number: int, file: File, offset: int, done: int, total: int) -> Stop:
-        report = self._report
+        report, state = self._report, self._state
+        gaps = report.log.gaps
         next_report = offset
         for found in self._scan(number, file, offset):
             if isinstance(found, Stop):
@@ -282,11 +284,11 @@ class _Replay:
             report.frames += 1
             report.bytes += found.end - offset
             offset = found.end
-            behind_damage = bool(report.log.gaps)
-            holes = report.log.before(self._state, found) if behind_damage else 0
+            behind_damage = bool(gaps)
+            holes = report.log.before(state, found) if behind_damage else 0
             try:
-                replay_frame(self._state, found)
-                if found.kind == Kind.SYNCED:
+                replay_frame(state, found)
+                if found.kind == _SYNCED:
                     self.synced = max(self.synced, _synced_upto(found))
             except BadBytes as err:
                 begin, end = found.lsn & 0xFFFFFFFF, lsn_of(number, found.end)
@@ -298,7 +300,7 @@ class _Replay:
             except DataDamage as err:
                 report.damage.append(err)
             if behind_damage:
-                report.log.after(self._state, found, holes)
+                report.log.after(state, found, holes)
             if offset >= next_report:
                 self._progress(min(1.0, (done + offset) / total))
                 next_report = offset + (8 << 20)

@@ -46,7 +46,7 @@ class SealPlan:
 def plan_share(topic: Topic) -> TopicShare | None:
     """All of the topic's hot records that are in the log; None if there is none."""
     # Resident batches are not sealed; what stands behind one stays in the log until they are gone.
-    hot = topic.hot.in_log()
+    hot = topic.hot.in_log(residents=bool(topic.resident))
     if not len(hot):
         return None
     return TopicShare(
@@ -96,7 +96,7 @@ class SealJob:
     def _write(self, file: File, builder: SegmentBuilder) -> None:
         at, buffered = 0, [builder.header]
         for share in sorted(self.plan.shares, key=lambda share: share.topic.topic_id):
-            pieces = self.store.hot_pieces(share.topic.topic_id, share.hot.entries())
+            pieces = self.store.hot_pieces(share.topic.topic_id, share.hot)
             for records in cut_blocks(pieces, share.live_from, share.deleted):
                 self._taken += records.count
                 buffered.append(builder.add_block(share.topic, records))
