@@ -177,9 +177,9 @@ class TurnLoop:
         round_ms = self._pushes.next_round_ms()
         due_ms = math.inf if deadline_ms is None else float(deadline_ms)
         if round_ms is not None and round_ms < due_ms:
-            due_ms = round_ms
+            due_ms = float(round_ms)
         if self._pressure.level and now_ms + PRESSURE_SAMPLE_MS < due_ms:
-            due_ms = now_ms + PRESSURE_SAMPLE_MS
+            due_ms = float(now_ms + PRESSURE_SAMPLE_MS)
         return due_ms
 
     def _may_go_on(self, link: Link) -> bool:
