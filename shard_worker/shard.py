@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache, partial
-from importlib.metadata import PackageNotFoundError, version
 
 from shard_worker.commit import Clock
 from shard_worker.core.topic import REASON_MIXED, REASON_RECREATED
@@ -25,13 +24,7 @@ from shared.io.durable_fs import FileSystem
 from shared.io.object_store import open_store
 from shared.limits import RETRY_AFTER_DEFAULT_MS, WAL_FILE_BYTES
 from shared.settings import Settings
-
-
-def topicsd_version() -> str:
-    try:
-        return version("topicsd")
-    except PackageNotFoundError:
-        return "unknown"
+from shared.version import VERSION
 
 
 @dataclass(slots=True)
@@ -121,7 +114,7 @@ def _begin_session(
         if topic.queue is not None and not topic.config.leases_durable:
             topic.queue.drop_leases()
         topic.staged_head, topic.staged_ts = topic.head, topic.last_ts
-    session = Session(boot_id, topicsd_version())
+    session = Session(boot_id, VERSION)
     engine.commits.stage_owed(PendingControl(session, None, now_ms))
     engine.sync_now()
     for topic in recovered.state.catalog.by_id.values():
