@@ -85,14 +85,23 @@ def scan_frames(
 
 
 def find_valid_frame(
-    pread: Pread, start: int, end: int, lsn_base: int, chunk_bytes: int = CHUNK_BYTES
+    pread: Pread,
+    start: int,
+    end: int,
+    lsn_base: int,
+    chunk_bytes: int = CHUNK_BYTES,
+    blank_from: int | None = None,
 ) -> int | None:
-    """The offset of the first intact frame at or behind `start`, also of a newer one."""
+    """The offset of the first intact frame at or behind `start`, also of a newer one.
+
+    The caller may know that there are only zeros from `blank_from` on, where no frame can begin.
+    """
     overlap = len(FRAME_MAGIC) - 1
     assert chunk_bytes > overlap
     position = start
-    while position < end:
-        chunk = pread(min(chunk_bytes, end - position), position)
+    search_end = end if blank_from is None else min(end, blank_from)
+    while position < search_end:
+        chunk = pread(min(chunk_bytes, search_end - position), position)
         at = chunk.find(FRAME_MAGIC)
         while at >= 0:
             # Records may be full of the magic; the lsn behind it tells almost always without a read.
