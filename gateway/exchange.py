@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
 
-@dataclass(frozen=True, slots=True)
-class Extent:
+
+class Extent(msgspec.Struct, frozen=True):
     """Bytes of an open file; the descriptor stays valid until the response is sent or dropped."""
 
     fd: int
@@ -40,8 +41,7 @@ class Response:
         return len(self.body) + sum(e.length for e in self.extents) + len(self.tail)
 
 
-@dataclass(frozen=True, slots=True)
-class StreamHead:
+class StreamHead(msgspec.Struct, frozen=True):
     """The start of an open-ended answer; `headers` as in `Response`."""
 
     status: int = 200

@@ -11,9 +11,9 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
 import trio
 
 from gateway.core import sse
@@ -34,8 +34,7 @@ _SLOT_MS = 250  # timers go off this much late at the most
 Created = tuple[SseSession, dict[str, WatchTopic]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HubOptions:
+class HubOptions(msgspec.Struct, frozen=True, kw_only=True):
     session_ttl_ms: int = WATCH_SESSION_TTL_MS
     stall_ms: int = WATCH_STALL_MS
     linger_ms: int = WATCH_LINGER_MS

@@ -4,8 +4,9 @@
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from struct import Struct
+
+import msgspec
 
 from shared.format_errors import NewerVersion
 from shared.frame import (
@@ -29,21 +30,18 @@ _lsn_bytes = Struct("<Q").pack
 _unpack_length = Struct("<I").unpack_from
 
 
-@dataclass(frozen=True, slots=True)
-class End:
+class End(msgspec.Struct, frozen=True):
     """The frames reach exactly to the end of the range, or to a FILE_END frame."""
 
 
-@dataclass(frozen=True, slots=True)
-class Torn:
+class Torn(msgspec.Struct, frozen=True):
     """Bytes that are neither a frame nor blank. Torn tail or damage: what follows decides, see §7."""
 
     reason: str
     claimed_topic: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(msgspec.Struct, frozen=True):
     """Why a scan ended; `offset` is the place behind the last good frame."""
 
     offset: int

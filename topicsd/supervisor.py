@@ -18,6 +18,7 @@ from functools import partial
 from typing import Final
 
 import trio
+from msgspec import structs
 
 from shard_worker.disk.dir_lock import DirectoryLocked, DirLock
 from shared.errors import BadSetting, DataDamage, DiskFault
@@ -239,14 +240,14 @@ class Supervisor:
     def _start_worker(self, shard: int) -> ChildProcess:
         # Only the gateway checks keys.
         settings = dataclasses.replace(self._settings, api_keys=(), file_api_keys=())
-        boot = dataclasses.replace(
+        boot = structs.replace(
             self._boot(settings, _WORKER_LINKS_SHARE), shard=shard, store_id=self._store_id
         )
         return self._start(self._plan.worker_module, boot)
 
     def _start_gateway(self) -> ChildProcess:
         listen_fds = tuple(listener.fileno() for listener in self._listeners)
-        boot = dataclasses.replace(self._boot(self._settings, _GATEWAY_SHARE), listen_fds=listen_fds)
+        boot = structs.replace(self._boot(self._settings, _GATEWAY_SHARE), listen_fds=listen_fds)
         process = self._start(self._plan.gateway_module, boot)
         for shard, worker in enumerate(self._workers):
             process.send(shard_event(shard, worker.condition, worker.restarts))

@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import msgspec
+
 from gateway.exchange import Extent, Response
 from gateway.fast_lane.answer_slot import AnswerSlot
 from gateway.fast_lane.bounds import PUMP_BYTES
@@ -31,8 +33,7 @@ class _FilePart:
     left: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Release:
+class _Release(msgspec.Struct, frozen=True):
     call: Callable[[], None]
 
 

@@ -18,10 +18,10 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Protocol
 
+import msgspec
 import trio
 
 from gateway.io.file_table import FileTable as FileTable
@@ -53,8 +53,7 @@ _PEERCRED = struct.Struct("3i")  # pid, uid, gid
 THROTTLED_RETRY_MS: Final = 100
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkOptions:
+class LinkOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds of one link. All times in seconds."""
 
     max_queued: int = 4096  # requests beyond the credits; then 429

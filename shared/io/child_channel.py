@@ -22,7 +22,6 @@ SIGKILL it would forbid draining, as SIGTERM it would tell nothing that the end 
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import select
 import signal
@@ -32,11 +31,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final, Never
 
 import msgspec
 import trio
+from msgspec import structs
 
 from shared.errors import Internal
 from shared.settings import Settings
@@ -57,8 +56,7 @@ _USAGE: Final = "usage: --status-fd FD\nA child process of `topicsd serve`, star
 Event = Mapping[str, object]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Boot:
+class Boot(msgspec.Struct, frozen=True, kw_only=True):
     """What a child is told at start."""
 
     settings: Settings
@@ -185,7 +183,7 @@ class ChildChannel:
             raise BadLine(f"{len(boot.listen_fds)} descriptors were announced, and {len(received)} came")
         for fd in received:
             os.set_inheritable(fd, False)
-        return dataclasses.replace(boot, listen_fds=tuple(received))
+        return structs.replace(boot, listen_fds=tuple(received))
 
     def close(self) -> None:
         """For owners that outlive it; at the end of the process the kernel does the same."""
