@@ -45,7 +45,7 @@ async def run_gateway(channel: ChildChannel, boot: Boot) -> None:
     settings = boot.settings
     shards = ShardPool(shards=boot.shards, socket_dir=boot.socket_dir, version=VERSION)
     api = Api(settings, shards, version=VERSION)
-    feed = SupervisorFeed(boot.shards, on_keys=api.replace_keys)
+    feed = SupervisorFeed(boot.shards, on_keys=api.replace_keys, on_ready=shards.connect_now)
     api.replay = feed
     edge = Edge(api, edge_options(settings), registrations=[partial(register_routes, api)])
     api.connections = lambda: edge.connections

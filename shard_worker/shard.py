@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache, partial
+from typing import TYPE_CHECKING
 
 from shard_worker.commit import Clock
 from shard_worker.core.topic import REASON_MIXED, REASON_RECREATED
@@ -17,7 +18,6 @@ from shard_worker.engine import Engine
 from shard_worker.maintenance import Maintenance
 from shard_worker.pending import PendingControl
 from shard_worker.pressure import Pressure
-from shard_worker.wal_archive import WalArchive
 from shared.control_frames import Hole, Session, Watermark
 from shared.errors import ShardUnavailable
 from shared.io.durable_fs import FileSystem
@@ -25,6 +25,9 @@ from shared.io.object_store import open_store
 from shared.limits import RETRY_AFTER_DEFAULT_MS, WAL_FILE_BYTES
 from shared.settings import Settings
 from shared.version import VERSION
+
+if TYPE_CHECKING:
+    from shard_worker.wal_archive import WalArchive
 
 
 @dataclass(slots=True)
@@ -71,6 +74,9 @@ class Shard:
         archive = None
         if settings.wal_archive is not None:
             # Opened when it is first used: it may be out of reach now.
+            # Imported here, for the servers that have one.
+            from shard_worker.wal_archive import WalArchive
+
             archive_store = cache(partial(open_store, fs, settings.wal_archive, setting="wal_archive"))
             archive = WalArchive(fs, archive_store, store_id, engine, maintenance)
         return cls(engine, maintenance, recovered.store, recovered.report, archive=archive)

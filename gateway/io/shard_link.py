@@ -118,6 +118,7 @@ class ShardLink:
         self._unsent = memoryview(b"")  # rest of a frame that the socket did not take
         self._phase = _Phase.DOWN
         self._phase_changed = trio.Event()
+        self._wanted_now = trio.Event()  # ends a pause between two tries
         self._last_heard = 0.0
         self._ping_sent: float | None = None
 
@@ -382,6 +383,10 @@ class ShardLink:
         self._phase_changed.set()
         self._phase_changed = trio.Event()
 
+    def connect_now(self) -> None:
+        """The worker is there, as somebody knows who saw it start: do not wait for the next try."""
+        self._wanted_now.set()
+
     async def run(self, poller: Poller) -> None:
         """Keep the link up until cancelled; its socket is served by `poller`."""
         self._poller = poller
@@ -396,7 +401,9 @@ class ShardLink:
                         await self._watch()
                     else:
                         self._go_down("the worker does not say hello")
-                await trio.sleep(backoff_s)
+                with trio.move_on_after(backoff_s):
+                    await self._wanted_now.wait()
+                self._wanted_now = trio.Event()
                 backoff_s = min(backoff_s * 2, self._options.backoff_max_s)
         finally:
             self._go_down("the gateway is shutting down", level=logging.INFO)

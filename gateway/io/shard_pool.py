@@ -59,6 +59,9 @@ class ShardPool:
             for link in self.links:
                 nursery.start_soon(link.run, poller)
 
+    def connect_now(self, shard: int) -> None:
+        self.links[shard].connect_now()
+
     def request(self, op: int, topic: str, body: bytes, options: Options | None, on_reply: OnReply) -> int:
         """Ask the shard of `topic`, with the next flush. Returns an id for `cancel`."""
         link = self._link_of(topic)
