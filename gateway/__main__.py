@@ -2,7 +2,10 @@
 
 import sys
 
-from gateway.process import main
-
 if __name__ == "__main__":
+    from shared.io.late_modules import load_openssl_late
+
+    load_openssl_late()
+    from gateway.process import main
+
     sys.exit(main(sys.argv))

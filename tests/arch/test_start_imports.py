@@ -19,7 +19,7 @@ FULL_LANE = {
 HEAVY = FULL_LANE | {
     "asyncio", "multiprocessing", "concurrent", "http.client", "http.server", "email", "urllib.request",
     "importlib.metadata", "argparse", "difflib", "tomllib", "pydoc", "unittest", "xml", "sqlite3", "zipfile",
-    "prometheus_client", "obstore", "pyspark", "pyarrow", "duckdb", "httpx",
+    "_ssl", "_hashlib", "prometheus_client", "obstore", "pyspark", "pyarrow", "duckdb", "httpx",
 }  # fmt: skip
 OFFLINE = {
     "shard_worker.disk.repair", "shard_worker.disk.verify", "shard_worker.disk.survey", "shard_worker.moving",
@@ -28,16 +28,17 @@ OFFLINE = {
 
 STARTS = {
     # What runs before the children are started, and so holds them up: not even the event loop.
-    "topicsd.commands.serve": HEAVY | OFFLINE | {"trio", "attrs", "ssl", "gateway", "shard_worker", "cbor2"},
+    "topicsd.commands.serve": HEAVY | OFFLINE | {"trio", "attrs", "gateway", "shard_worker", "cbor2"},
     "topicsd.supervisor": HEAVY | OFFLINE | {"shard_worker.engine", "gateway.service", "cbor2", "pyroaring"},
     "gateway.process": HEAVY | {"click", "shard_worker", "topicsd", "pyroaring", "zstandard"},
-    "shard_worker.__main__": HEAVY | OFFLINE | {"click", "gateway", "topicsd", "httptools"},
+    "shard_worker.worker": HEAVY | OFFLINE | {"click", "gateway", "topicsd", "httptools"},
 }
 
 
 def loaded_with(*modules: str) -> set[str]:
-    """All modules that a new process has after importing these."""
-    code = f"import sys, {', '.join(modules)}\nprint(*sys.modules)"
+    """All modules that a new process has after importing these, the way our processes start."""
+    late = "from shared.io.late_modules import load_openssl_late\nload_openssl_late()"
+    code = f"{late}\nimport sys, {', '.join(modules)}\nprint(*sys.modules)"
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
     return set(done.stdout.split())
 
@@ -57,6 +58,11 @@ def test_the_lists_can_fail() -> None:
         >= FULL_LANE
     )
     assert loaded_with(*OFFLINE) >= OFFLINE
+
+
+def test_every_process_puts_openssl_off_before_it_imports_trio() -> None:
+    for module in ("gateway.__main__", "shard_worker.__main__", "topicsd.commands.serve", "topicsd.cli"):
+        assert not loaded_with(module) & {"trio", "_ssl", "_hashlib"}, module
 
 
 def test_the_settings_file_is_read_without_what_children_do_not_need() -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from shared.errors import BadSetting
+from shared.io.late_modules import load_openssl_late
 from shared.io.logs import set_up_logging
 from shared.settings import SETTINGS, Settings, is_loopback
 from topicsd.commands.settings_options import refuse, settings_options, settings_or_exit
@@ -65,6 +66,7 @@ def _send_ahead(
 def _supervise(
     settings: Settings, env: dict[str, str], plan: ChildPlan | None, forerunners: Forerunners
 ) -> int:
+    load_openssl_late()
     # Here, because the children load their code at the same time: trio is half of what this process loads.
     import trio
 
