@@ -24,7 +24,7 @@ from shared.frame import (
 
 Pread = Callable[[int, int], bytes]
 
-CHUNK_BYTES = 4 << 20
+CHUNK_BYTES = 1 << 20
 _LSN_AT = 16
 _lsn_bytes = Struct("<Q").pack
 _unpack_length = Struct("<I").unpack_from
