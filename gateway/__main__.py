@@ -2,11 +2,13 @@
 
 import sys
 
-from shared.io.compiled import use_compiled
-
 if __name__ == "__main__":
-    use_compiled()  # before anything that may be compiled is imported
+    # Both before the modules they are about are imported.
+    from shared.io.compiled import use_compiled
+    from shared.io.late_modules import load_openssl_late
 
+    load_openssl_late()
+    use_compiled()
     from gateway.process import main
 
     sys.exit(main(sys.argv))

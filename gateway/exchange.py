@@ -8,12 +8,12 @@ its own protocol. Nothing behind this line knows whether it serves HTTP/1.1, HTT
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
 
-@dataclass(frozen=True, slots=True)
-class Extent:
+
+class Extent(msgspec.Struct, frozen=True):
     """Bytes of an open file; the descriptor stays valid until the response is sent or dropped."""
 
     fd: int
@@ -21,8 +21,7 @@ class Extent:
     length: int
 
 
-@dataclass(slots=True)
-class Response:
+class Response(msgspec.Struct):
     """A complete answer. The body is `body`, then all extents, then `tail`.
 
     `headers` leaves out Content-Length, Date, Connection and Transfer-Encoding: those belong to the lane.
@@ -40,8 +39,7 @@ class Response:
         return len(self.body) + sum(e.length for e in self.extents) + len(self.tail)
 
 
-@dataclass(frozen=True, slots=True)
-class StreamHead:
+class StreamHead(msgspec.Struct, frozen=True):
     """The start of an open-ended answer; `headers` as in `Response`."""
 
     status: int = 200

@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 
 from shared.io.compiled import use_compiled
+from shared.io.late_modules import load_openssl_late
 
 
 def main() -> int:
-    use_compiled()  # before anything that may be compiled is imported
-
+    # After OpenSSL has been put off, which trio would bring at once, and compiled modules can be found.
     from shard_worker.worker import run_worker
     from shared.io.child_channel import ChildChannel
     from shared.io.logs import set_up_logging
@@ -21,4 +21,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    load_openssl_late()
+    use_compiled()
     sys.exit(main())

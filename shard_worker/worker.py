@@ -5,9 +5,9 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import secrets
 import socket
 import time
+from base64 import urlsafe_b64encode
 from enum import IntEnum
 from functools import partial
 
@@ -104,7 +104,7 @@ def _recover(channel: ChildChannel, boot: Boot, fs: FileSystem, number: int) -> 
         clock=time.perf_counter,
         progress=progress,
         # Tokens of an earlier life must not fit the leases of this one.
-        token_prefix=lambda: f"lease_{secrets.token_urlsafe(9)}_",
+        token_prefix=lambda: f"lease_{urlsafe_b64encode(os.urandom(9)).decode()}_",
         store_id=boot.store_id,
     )
     shard.maintenance.pace = _seal_pace(boot.settings)

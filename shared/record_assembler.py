@@ -5,7 +5,8 @@ Sealing and compaction decide which records stay; here their JSON and columns ar
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from shared.columns import (
     COLUMN_ENDS,
@@ -22,8 +23,7 @@ from shared.limits import BLOCK_MAX_RECORDS
 BLOCK_MAX_JSON_BYTES = 256 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class AssembledRecords:
+class AssembledRecords(msgspec.Struct, frozen=True):
     """The content of one block, ready to be encoded."""
 
     count: int

@@ -6,9 +6,9 @@ alone; the second covers the JSON and is seeded with the first, so the parts of 
 
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from struct import Struct
 
+import msgspec
 from xxhash import xxh3_64_intdigest
 
 from shared.columns import COLUMNS_MASK, Columns
@@ -36,8 +36,7 @@ _U64 = Struct("<Q")
 _SUMMED_HEADER_BYTES = 72
 
 
-@dataclass(frozen=True, slots=True)
-class BlockHeader:
+class BlockHeader(msgspec.Struct, frozen=True):
     length: int
     topic_id: int
     first_seq: int
@@ -60,8 +59,7 @@ class BlockHeader:
         return BLOCK_HEADER_BYTES + self.columns_stored
 
 
-@dataclass(frozen=True, slots=True)
-class BlockColumns:
+class BlockColumns(msgspec.Struct, frozen=True):
     """What describes a block's records: everything but their JSON."""
 
     header: BlockHeader
@@ -74,8 +72,7 @@ class BlockColumns:
         return self.times if isinstance(self.times, int) else self.times[index]
 
 
-@dataclass(frozen=True, slots=True)
-class Block(BlockColumns):
+class Block(BlockColumns, frozen=True):
     json: memoryview
 
 

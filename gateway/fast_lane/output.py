@@ -28,9 +28,11 @@ class _FilePart:
     left: int
 
 
-@dataclass(frozen=True, slots=True)
 class _Release:
-    call: Callable[[], None]
+    __slots__ = ("call",)
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self.call = call
 
 
 class Output:

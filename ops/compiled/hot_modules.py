@@ -28,7 +28,6 @@ GROUPS: Final[dict[str, tuple[str, ...]]] = {
         "shard_worker.serve.turns",
     ),
     "gateway": (
-        "gateway.exchange",
         "gateway.fast_lane.answer_slot",
         "gateway.fast_lane.connection",
         "gateway.fast_lane.head",

@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from heapq import heappop, heappush
 
+import msgspec
+
 from shard_worker.core.piece import PieceSource
 from shard_worker.core.topic import Topic
 from shared.control_frames import LeaseRow
@@ -51,8 +53,7 @@ class Job:
     group: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class JobSpec:
+class JobSpec(msgspec.Struct, frozen=True):
     """What a writer asked for a job: None or 0 where it did not."""
 
     deliver_at_ms: int = 0

@@ -22,6 +22,7 @@ from shard_worker.disk.shard_paths import ShardPaths as ShardPaths
 from shard_worker.disk.shard_paths import shard_paths as shard_paths
 from shard_worker.disk.snapshots import SnapshotInfo, load_newest
 from shard_worker.disk.wal import Wal, wal_file_name, wal_file_number
+from shard_worker.disk.written_part import WrittenPart
 from shared.control_frames import Synced, decode_control
 from shared.errors import ColdUnreachable, CorruptFrame, CorruptSnapshot, DataDamage, FormatTooNew
 from shared.file_header import FILE_HEADER_BYTES
@@ -159,6 +160,7 @@ class _Replay:
         self._salvage = salvage
         self._files: dict[int, File] = {}
         self._headless: dict[int, str] = {}  # files whose header is unreadable, and why
+        self._written: dict[int, WrittenPart] = {}
         self.synced = 0  # everything below was synced by an earlier process
 
     # --- files ------------------------------------------------------------------------------------------
@@ -217,6 +219,7 @@ class _Replay:
         for number in numbers:
             path = f"{self._paths.wal}/{wal_file_name(number)}"
             file = self._fs.open(path, write=True)
+            self._written[number] = WrittenPart(file)
             try:
                 header = decode_wal_header(file.pread(FILE_HEADER_BYTES, 0))
             except NewerVersion as err:
@@ -237,7 +240,8 @@ class _Replay:
         return self._files
 
     def _first_valid(self, number: int, file: File, start: int) -> int | None:
-        return find_valid_frame(file.pread, start, file.size(), lsn_of(number, 0))
+        written = self._written[number]
+        return find_valid_frame(written.pread, start, file.size(), lsn_of(number, 0), blank_from=written.end)
 
     # --- frames -----------------------------------------------------------------------------------------
 
@@ -308,7 +312,7 @@ class _Replay:
 
     def _scan(self, number: int, file: File, offset: int) -> Iterator[Frame | Stop]:
         try:
-            yield from scan_frames(file.pread, offset, file.size(), lsn_of(number, 0))
+            yield from scan_frames(self._written[number].pread, offset, file.size(), lsn_of(number, 0))
         except NewerVersion as err:
             raise FormatTooNew(
                 path=file.path, needed_version=err.found, supported_version=err.known, offset=offset
@@ -371,7 +375,7 @@ class _Replay:
     def _cut(self, number: int, stop: Stop, *, unsynced: bool) -> None:
         """The log ends at `stop`: keep what lies behind it as evidence, then make room."""
         file = self._files[number]
-        if not is_blank(file.pread, stop.offset, file.size()):
+        if not is_blank(file.pread, stop.offset, self._written[number].end):
             quarantine_copy(self._fs, file, stop.offset, self._paths.quarantine)
             size = file.size()
             file.truncate(stop.offset)
@@ -405,7 +409,7 @@ class _Replay:
     def _never_begun(self, number: int) -> bool:
         """The first file of a shard that was cut off in its first start, before anyone was served."""
         file = self._files[number]
-        return number == 1 and is_blank(file.pread, _FIRST_GROUP_BYTES, file.size())
+        return number == 1 and is_blank(file.pread, _FIRST_GROUP_BYTES, self._written[number].end)
 
     def _bad_header(self, number: int) -> CorruptFrame:
         return CorruptFrame(path=self._files[number].path, offset=0, reason=self._headless[number])

@@ -10,6 +10,8 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass
 
+import msgspec
+
 from shard_worker.core.hot_index import HotIndex
 from shard_worker.core.seq_set import SeqSet
 from shard_worker.core.topic import Topic
@@ -23,8 +25,7 @@ from shared.segment_writer import SegmentBuilder, SegmentTopic
 _WRITE_BYTES = 4 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class TopicShare:
+class TopicShare(msgspec.Struct, frozen=True):
     """What one topic gives to the segment: whole batches, in order."""
 
     topic: SegmentTopic
@@ -37,8 +38,7 @@ class TopicShare:
         return self.hot.last_seq()
 
 
-@dataclass(frozen=True, slots=True)
-class SealPlan:
+class SealPlan(msgspec.Struct, frozen=True):
     number: int
     shares: tuple[TopicShare, ...]
 

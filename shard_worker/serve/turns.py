@@ -31,7 +31,7 @@ from shard_worker.serve.link import Link, LinkGone
 from shard_worker.serve.peers import PeerLinks
 from shard_worker.serve.pushes import Pushes
 from shard_worker.serve.served_files import ServedFiles
-from shard_worker.shard import Shard, topicsd_version
+from shard_worker.shard import Shard
 from shared.cbor_body import dump_map
 from shared.errors import DataDamage, Internal, ShuttingDown, TopicsError
 from shared.io.idle_turns import serve_epoll
@@ -41,6 +41,7 @@ from shared.limits import (
     PRESSURE_SAMPLE_MS,
     WORKER_MAX_LINKS,
 )
+from shared.version import VERSION
 from shared.wire import Op, encode_entries, encode_entry
 from shared.wire import Request as WireRequest
 
@@ -84,7 +85,7 @@ class TurnLoop:
             own=shard.engine.shard,
             shards=shards,
             socket_dir=socket_dir,
-            version=topicsd_version(),
+            version=VERSION,
             after_answers=self._end_turn,
             on_lost=shard.engine.forwarder.link_lost,
         )
