@@ -358,9 +358,12 @@ def _extents(value: object) -> list[FileExtent]:
         raise LinkError("extents are not an array")
     found = []
     for item in value:
-        if type(item) is not list or len(item) != 3 or not all(_is_unsigned(number) for number in item):
+        if type(item) is not list or len(item) != 3:
             raise LinkError("an extent is not three unsigned numbers")
-        found.append(FileExtent(*item))
+        file, offset, length = item
+        if not (_is_unsigned(file) and _is_unsigned(offset) and _is_unsigned(length)):
+            raise LinkError("an extent is not three unsigned numbers")
+        found.append(FileExtent(file, offset, length))
     return found
 
 

@@ -10,7 +10,6 @@ import os
 import socket
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from gateway.exchange import Extent, Response
 from gateway.fast_lane.answer_slot import AnswerSlot
@@ -21,11 +20,13 @@ from gateway.io.file_table import FileTooShort
 _MAX_PARTS = 32  # of one sendmsg call
 
 
-@dataclass(slots=True)
 class _FilePart:
-    fd: int
-    offset: int
-    left: int
+    __slots__ = ("fd", "left", "offset")
+
+    def __init__(self, fd: int, offset: int, left: int) -> None:
+        self.fd = fd
+        self.offset = offset
+        self.left = left
 
 
 class _Release:

@@ -52,6 +52,10 @@ _CONTROL_BYTES: Final = socket.CMSG_SPACE(MAX_FDS_PER_FRAME * 4)
 _PEERCRED = struct.Struct("3i")  # pid, uid, gid
 THROTTLED_RETRY_MS: Final = 100
 
+# Shared by all links, as each takes out what came before it is the next one's turn. A fresh object of this size for
+# every call would be mapped and unmapped by the allocator each time.
+_received = memoryview(bytearray(RECV_BYTES))
+
 Reply = Answer | TopicsError
 OnReply = Callable[[Reply, LeasedFiles | None], None]
 
@@ -249,7 +253,7 @@ class ShardLink:
             self.flush()
 
     def _receive(self, sock: socket.socket) -> bytes:
-        data, control, flags, _ = sock.recvmsg(RECV_BYTES, _CONTROL_BYTES, socket.MSG_CMSG_CLOEXEC)
+        size, control, flags, _ = sock.recvmsg_into([_received], _CONTROL_BYTES, socket.MSG_CMSG_CLOEXEC)
         for level, kind, payload in control:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 fds = array.array("i")
@@ -258,7 +262,7 @@ class ShardLink:
         if flags & socket.MSG_CTRUNC:
             # Also what the kernel does when this process has no descriptor left.
             raise LinkError("descriptors were lost on the way")
-        return data
+        return bytes(_received[:size])
 
     def _handle(self, data: bytes) -> None:
         self._last_heard = trio.current_time()

@@ -33,6 +33,7 @@ class IdleTurns:
     """An instrument that serves `epoll` while trio is idle."""
 
     def __init__(self, runner: Any, epoll: select.epoll, serve: Serve) -> None:
+        self._runner = runner
         self._runnable = runner.runq
         self._force_wakeup: Callable[[], None] = runner.io_manager.force_wakeup
         self._trio_fd: int = runner.io_manager._epoll.fileno()
@@ -45,6 +46,7 @@ class IdleTurns:
         poll, serve, runnable, trio_fd = self._poll, self._serve, self._runnable, self._trio_fd
         ends_at = time.monotonic() + timeout
         left = timeout
+        quiet = True
         while True:
             rested = False
             events = poll(0, _MAX_EVENTS)
@@ -58,12 +60,14 @@ class IdleTurns:
                     del events[place]
                     break
             if events:
+                quiet = False
                 serve(events, rested)
             left = ends_at - time.monotonic()
             if called or runnable or left <= 0:
                 break
-        if timeout > 0:
-            # It would sleep for as long as it thought before; now there is something to do, or that time is over.
+        # It would sleep for as long as it thought before; now there is something to do, or that time is over. Only who
+        # waits for nothing to happen at all (in tests) must see it sleep: `trio.testing.wait_all_tasks_blocked`.
+        if timeout > 0 and not (quiet and not called and self._runner.waiting_for_idle):
             self._force_wakeup()
 
 

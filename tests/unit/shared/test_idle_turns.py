@@ -1,0 +1,114 @@
+"""An epoll set that is served while trio sleeps: nothing of trio's waits for it, and it waits for nothing of trio's."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+import trio
+import trio.testing
+
+from shared.io.idle_turns import serve_epoll
+
+
+class Served:
+    """A socket in an epoll set, and what came out of it."""
+
+    def __init__(self) -> None:
+        self.ours, self.theirs = socket.socketpair()
+        self.ours.setblocking(False)
+        self.epoll = select.epoll()
+        self.epoll.register(self.ours.fileno(), select.EPOLLIN)
+        self.got: list[bytes] = []
+        self.told = trio.Event()
+
+    def serve(self, events: list[tuple[int, int]], rested: bool) -> None:
+        assert [fd for fd, _ in events] == [self.ours.fileno()], "trio's own set is not the caller's business"
+        self.got.append(self.ours.recv(100))
+        self.told.set()
+
+    async def hears(self, count: int) -> None:
+        while len(self.got) < count:
+            self.told = trio.Event()
+            await self.told.wait()
+
+    def close(self) -> None:
+        for each in (self.epoll, self.ours, self.theirs):
+            each.close()
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    served = Served()
+    yield served
+    served.close()
+
+
+async def test_what_arrives_is_served_while_every_task_sleeps(served: Served) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve_epoll, served.epoll, served.serve)
+        with trio.fail_after(5):
+            await trio.to_thread.run_sync(served.theirs.send, b"one")
+            await served.hears(1)
+            served.theirs.send(b"two")
+            await served.hears(2)
+        assert served.got == [b"one", b"two"]
+        nursery.cancel_scope.cancel()
+
+
+async def test_deadlines_threads_and_sockets_of_trio_are_kept_while_it_is_served(served: Served) -> None:
+    stop = False
+
+    def flood() -> None:
+        while not stop:
+            served.theirs.send(b"x")
+            time.sleep(0.0005)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve_epoll, served.epoll, served.serve)
+        nursery.start_soon(trio.to_thread.run_sync, flood)
+        started = time.monotonic()
+        await trio.sleep(0.05)
+        assert 0.05 <= time.monotonic() - started < 2
+        assert await trio.to_thread.run_sync(lambda: "from a thread") == "from a thread"
+        end, other = os.pipe()
+        os.write(other, b"!")
+        with trio.fail_after(5):
+            await trio.lowlevel.wait_readable(end)
+        os.close(end)
+        os.close(other)
+        stop = True
+        nursery.cancel_scope.cancel()
+    assert served.got
+
+
+async def test_a_sleep_without_arrivals_takes_its_time_once(served: Served) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve_epoll, served.epoll, served.serve)
+        started = time.monotonic()
+        for _ in range(5):
+            await trio.sleep(0.1)
+        assert 0.5 <= time.monotonic() - started < 0.9
+        nursery.cancel_scope.cancel()
+
+
+async def test_tests_can_wait_until_nothing_happens(served: Served) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve_epoll, served.epoll, served.serve)
+        with trio.fail_after(5):
+            await trio.testing.wait_all_tasks_blocked(0.01)
+        nursery.cancel_scope.cancel()
+
+
+async def test_afterwards_the_set_is_left_alone(served: Served) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve_epoll, served.epoll, served.serve)
+        await trio.sleep(0.01)
+        nursery.cancel_scope.cancel()
+    served.theirs.send(b"late")
+    await trio.sleep(0.01)
+    assert served.got == []
