@@ -205,35 +205,32 @@ class QueueOps:
         if damaged and not handout.leases:
             claim.request.fail(next(iter(damaged.values())))
             return
-        self._tokens, count = handout.number, handout.count
+        self._tokens = handout.number
         counters = self._engine.counters
-        counters.jobs_claimed += count
+        counters.jobs_claimed += handout.count
         for written_ms, jobs in handout.first_deliveries.items():
             counters.job_waits.add(now_ms - written_ms, jobs)
-        shown = handout.text()
+        if handout.leases and topic.config.leases_durable:
+            self._lease_durably(claim, handout, now_ms)
+            return
+        for first, last, number in handout.leases:
+            queue.lease(first, last, claim.node, self._token_prefix, number, deadline_ms, now_ms)
+        claim.request.sink.answer(claim.request.id, 200, handout.answer())
+
+    def _lease_durably(self, claim: WaitingClaim, handout: Handout, now_ms: int) -> None:
+        topic, queue = claim.topic, claim.topic.queue
+        assert queue is not None
+        rows = handout.rows(claim.node)
 
         def answer(_: int) -> tuple[int, bytes]:
             queue.settle(topic, self._engine.now_ms())
-            return 200, b'{"topic":"%b","claimed":[%b],"count":%d,"ready":%d' % (
-                topic.name.encode(),
-                shown,
-                count,
-                queue.ready(topic),
-            )
+            return 200, handout.answer()
 
-        if handout.leases and topic.config.leases_durable:
-            rows = handout.rows(claim.node)
+        def undo() -> None:
+            for row in rows:
+                queue.release(row.seq, now_ms, 0)
 
-            def undo() -> None:
-                for row in rows:
-                    queue.release(row.seq, now_ms, 0)
-
-            self._stage(claim.request, topic, JobsLeased(tuple(rows)), answer, undo, durable=True)
-        else:
-            for first, last, number in handout.leases:
-                queue.lease(first, last, claim.node, self._token_prefix, number, deadline_ms, now_ms)
-            status, body = answer(0)
-            claim.request.sink.answer(claim.request.id, status, body)
+        self._stage(claim.request, topic, JobsLeased(tuple(rows)), answer, undo, durable=True)
 
     # --- waiting ----------------------------------------------------------------------------------------
 

@@ -26,9 +26,12 @@ def dump_map(value: dict[str, object]) -> bytes:
 def dump_uints(values: Sequence[int]) -> bytes:
     """An array of unsigned integers, byte for byte as `dump_map` would write it."""
     count = len(values)
-    if count < 24 or count > 0xFFFF or min(values) < 0x10000 or max(values) > 0xFFFFFFFF:
+    if not 0 < count <= 0xFFFF or min(values) < 0x10000 or max(values) > 0xFFFFFFFF:
         return cbor2.dumps(list(values))
-    # All of them are a byte 1a and four more: byte planes are copied faster than integers are encoded.
+    # All of them are a byte 1a and four more.
+    if count < 24:
+        return b"%c%b" % (0x80 + count, b"".join([b"\x1a" + value.to_bytes(4, "big") for value in values]))
+    # Byte planes are copied faster than integers are encoded.
     numbers = array("I", values)
     if sys.byteorder == "little":
         numbers.byteswap()

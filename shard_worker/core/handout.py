@@ -60,10 +60,15 @@ class Handout:
                 others.append((first, last))
         return self._add_each(others, source) if others else {}
 
-    def text(self) -> bytes:
-        if len(self._texts) == 1:
-            return self._texts[0][1]
-        return b",".join([text for _, text in sorted(self._texts)])
+    def answer(self) -> bytes:
+        """The open body; the queue is settled."""
+        topic, texts = self._topic, self._texts
+        return b'{"topic":"%b","claimed":[%b],"count":%d,"ready":%d' % (
+            topic.name.encode(),
+            texts[0][1] if len(texts) == 1 else b",".join([text for _, text in sorted(texts)]),
+            self.count,
+            self._queue.ready(topic),
+        )
 
     def rows(self, node: str) -> list[LeaseRow]:
         """The leases one by one, as the log has them."""
@@ -83,9 +88,9 @@ class Handout:
             return False  # one by one, then: the neighbours of a damaged one are handed out all the same
         if stored is None:
             return False
-        ts = topic.hot.ts[topic.hot.index_of(first)]
+        records, ts = stored
         text = stretch_text(
-            stored, ts, count, job.deliveries + 1, self._prefix, self.number + 1, self._deadline_ms
+            records, ts, count, job.deliveries + 1, self._prefix, self.number + 1, self._deadline_ms
         )
         if text is None or len(text) > self._room:
             return False

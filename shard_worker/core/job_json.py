@@ -106,13 +106,16 @@ def record_text(piece: Piece, place: int) -> bytes:
     return bytes(piece.json[ends[place - 1] if place else 0 : ends[place] - 1])
 
 
-def stored_stretch(topic: Topic, first: int, last: int, source: PieceSource, max_bytes: int) -> bytes | None:
-    """Live records that were written at the same time, as they are stored one behind the other, without the last
-    comma. None where more than that is needed to show them, or they are large: then go record by record."""
+def stored_stretch(
+    topic: Topic, first: int, last: int, source: PieceSource, max_bytes: int
+) -> tuple[bytes, int] | None:
+    """Live records that were written at the same time, as they are stored one behind the other without the last
+    comma, and that time. None where more than that is needed to show them, or they are large: then go record by
+    record."""
     hot = topic.hot
-    index = hot.index_of(first)
+    index = hot.find(first)
     ends = len(hot.first)
-    if index == ends or hot.first[index] > first:
+    if index < 0:
         return None
     ts = hot.ts[index]
     lsns: list[int] = []
@@ -134,13 +137,14 @@ def stored_stretch(topic: Topic, first: int, last: int, source: PieceSource, max
     if sum(sizes) > max_bytes:
         return None
     if hot.first[begin] == first and hot.last_of(index) == last:
-        return b"".join(source.hot_json(lsns, sizes))[:-1]
+        whole = source.hot_json(lsns, sizes)
+        return (whole[0] if len(whole) == 1 else b"".join(whole))[:-1], ts
     texts: list[bytes] = []
     for at in range(begin, index + 1):
         low, high = hot.first[at], hot.last_of(at)
         start, stop = max(low, first) - low, min(high, last) - low
         texts.append(source.hot_part(hot.lsn[at], hot.size[at], hot.count[at], start, stop))
-    return b"".join(texts)[:-1]
+    return b"".join(texts)[:-1], ts
 
 
 def stretch_text(
@@ -158,7 +162,7 @@ def stretch_text(
     before = b',"$ts":%d,"deliveries":%d,"lease_id":"' % (ts, deliveries)
     pieces = [before] * (4 * count + 1)
     pieces[::4] = parts
-    pieces[2::4] = "\n".join(token_list(prefix, number, count)).encode().split(b"\n")
+    pieces[2::4] = ",".join(token_list(prefix, number, count)).encode().split(b",")
     pieces[3::4] = [b'","deadline":%d,' % deadline_ms] * count
     return b"".join(pieces)
 

@@ -242,18 +242,22 @@ class LeaseQueue:
         The jobs of a stretch share an entry.
         """
         taken: list[Stretch] = []
+        hot = topic.hot
         fresh = self._next_fresh(topic)
         while wanted > 0:
             while self._ready and not self._is_ready(self._ready[0]):
                 heappop(self._ready)
-            written_ms = written_at(topic, fresh, source) if fresh is not None else 0
+            written_ms, index = 0, -1
+            if fresh is not None:
+                index = hot.find(fresh)
+                written_ms = hot.ts[index] if index >= 0 else written_at(topic, fresh, source)
             if self._ready and (fresh is None or self._ready[0] < (written_ms, fresh)):
                 seq = heappop(self._ready)[1]
                 self.jobs[seq].state = JobState.LEAVING
                 taken.append((seq, seq))
                 wanted -= 1
             elif fresh is not None:
-                last = self._run_end(topic, fresh, wanted, written_ms)
+                last = self._run_end(topic, index, fresh, wanted) if index >= 0 and wanted > 1 else fresh
                 self._take_run(fresh, last, written_ms)
                 taken.append((fresh, last))
                 wanted -= last - fresh + 1
@@ -262,12 +266,11 @@ class LeaseQueue:
                 break
         return taken
 
-    def _run_end(self, topic: Topic, first: int, wanted: int, written_ms: int) -> int:
-        """The last of up to `wanted` seqs from `first` that were written together, are all live and have no entry."""
+    def _run_end(self, topic: Topic, index: int, first: int, wanted: int) -> int:
+        """The last of up to `wanted` seqs from `first`, in the hot batch `index`, that were written together, are all
+        live and have no entry."""
         hot = topic.hot
-        index = hot.index_of(first)
-        if wanted == 1 or index == len(hot.first) or hot.first[index] > first:
-            return first
+        written_ms = hot.ts[index]
         most = first + wanted - 1
         last = min(most, hot.last_of(index))
         while last < most and index + 1 < len(hot.first):
@@ -568,8 +571,8 @@ class LeaseQueue:
 def written_at(topic: Topic, seq: int, source: PieceSource) -> int:
     """When the record was written."""
     hot = topic.hot
-    index = hot.index_of(seq)
-    if index < len(hot.first) and hot.first[index] <= seq:
+    index = hot.find(seq)
+    if index >= 0:
         return hot.ts[index]
     for run in topic.runs:
         if run.first <= seq <= run.last:

@@ -178,6 +178,8 @@ class ShardState:
         """Make one control frame true. Returns the number of records it removed."""
         self.clock_ms = max(self.clock_ms, ts)
         match fact:
+            case JobsDone():
+                pass  # first, because it comes as often as all others together
             case Sealed():
                 self._apply_sealed(fact)
                 return 0

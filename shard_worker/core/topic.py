@@ -358,9 +358,12 @@ class Topic:
             except DataDamage:
                 size = count * self._average(hot.live[index], first - start, hot.last_of(index))
         hot.live[index] -= size
-        if self.deleted is None:
-            self.deleted = SeqSet()
-        self.deleted.add_range(first, last)
+        if first == self.live_from:
+            self.live_from = last + 1  # the oldest go first, as a rule
+        else:
+            if self.deleted is None:
+                self.deleted = SeqSet()
+            self.deleted.add_range(first, last)
         self.removals += 1
         self.count -= count
         self.bytes -= size
@@ -636,6 +639,8 @@ class Topic:
         self._forget_hot(index)
 
     def _forget_hot(self, index: int) -> None:
+        if index == self.hot.start:
+            return
         self.hot_bytes -= sum(self.hot.size[self.hot.start : index])
         for entry in self.hot.drop_before(index):
             if self.resident is not None and entry.first in self.resident:
