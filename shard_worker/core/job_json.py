@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from shard_worker.core.hot_index import IN_MEMORY
-from shard_worker.core.lease_tokens import token_list
+from shard_worker.core.lease_tokens import token_parts
 from shard_worker.core.piece import Piece, PieceSource
 from shard_worker.core.topic import Topic
 from shared.columns import COLUMN_TAG, FIELD_COLUMN, Columns
@@ -159,10 +159,11 @@ def stretch_text(
     parts = text.split(b',"$ts":%d,' % ts)
     if len(parts) != count + 1:
         return None
-    before = b',"$ts":%d,"deliveries":%d,"lease_id":"' % (ts, deliveries)
+    head, tokens = token_parts(prefix, number, count)
+    before = b',"$ts":%d,"deliveries":%d,"lease_id":"%b' % (ts, deliveries, head)
     pieces = [before] * (4 * count + 1)
     pieces[::4] = parts
-    pieces[2::4] = ",".join(token_list(prefix, number, count)).encode().split(b",")
+    pieces[2::4] = tokens
     pieces[3::4] = [b'","deadline":%d,' % deadline_ms] * count
     return b"".join(pieces)
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from heapq import heapify, heappop, heappush
 
-from shard_worker.core.lease_tokens import token_list, token_of
+from shard_worker.core.lease_tokens import token_of, tokens_are
 from shard_worker.core.piece import PieceSource
 from shard_worker.core.stretches import Stretch, stretches_of
 from shard_worker.core.topic import Topic
@@ -403,10 +403,7 @@ class LeaseQueue:
             and seqs[upto - 1] == last
             and seqs[at:upto] == list(range(first, last + 1))
             and self._share(job, first, last)
-            and (
-                tokens is None
-                or tokens[at:upto] == token_list(job.token, job.number + first - job.first, upto - at)
-            )
+            and (tokens is None or tokens_are(tokens[at:upto], job.token, job.number + first - job.first))
         ):
             return last
         return first
