@@ -21,7 +21,14 @@ from shard_worker.request import Request
 from shard_worker.waiting_claims import Waiters, WaitingClaim
 from shared.api_types import CLAMPED, decode_ack, decode_claim, decode_extend, decode_nack
 from shared.control_frames import JobsDone, JobsLeased, JobsReleased, LeaseRow
-from shared.errors import BatchTooLarge, InvalidRequest, NotAQueue, TopicNotFound
+from shared.errors import (
+    BatchTooLarge,
+    DiskFault,
+    InvalidRequest,
+    NotAQueue,
+    TopicNotFound,
+    TopicsError,
+)
 from shared.limits import (
     LINK_TURN_MAX_BYTES,
     MOVE_RETRY_MS,
@@ -132,10 +139,14 @@ class QueueOps:
         if not self._behind:
             self._behind_bytes = 0
         for claim in claims:
-            if topic.id in self._engine.state.catalog.by_id:
+            try:
+                if topic.id not in self._engine.state.catalog.by_id:
+                    raise TopicNotFound(topic=topic.name)
                 self._enter(claim, now_ms)
-            else:
-                claim.request.fail(TopicNotFound(topic=topic.name))
+            except DiskFault:
+                raise  # not this caller's failure, as in Engine.submit
+            except TopicsError as err:
+                claim.request.fail(err)
 
     def _enter(self, claim: WaitingClaim, now_ms: int) -> None:
         topic, queue = claim.topic, claim.topic.queue
@@ -230,7 +241,7 @@ class QueueOps:
             for row in rows:
                 queue.release(row.seq, now_ms, 0)
 
-        self._stage(claim.request, topic, JobsLeased(tuple(rows)), answer, undo, durable=True)
+        self._stage(claim.request, topic, JobsLeased(tuple(rows)), answer, undo, now_ms, durable=True)
 
     # --- waiting ----------------------------------------------------------------------------------------
 
@@ -341,7 +352,8 @@ class QueueOps:
 
     def _ack(self, request: Request) -> None:
         wanted = decode_ack(request.body)
-        topic, queue = self._queue(request, self._engine.now_ms(), wanted.node)
+        now_ms = self._engine.now_ms()
+        topic, queue = self._queue(request, now_ms, wanted.node)
         held = self._held(queue, wanted.node, wanted.seqs, wanted.lease_ids)
         acked = count_of(held)
         skipped = len(wanted.seqs) - acked
@@ -362,7 +374,7 @@ class QueueOps:
                 queue.keep(first, last)
 
         fsync = topic.config.durability == "fsync"
-        self._stage(request, topic, JobsDone(tuple(seqs_of(held))), answer, undo, durable=fsync)
+        self._stage(request, topic, JobsDone(tuple(seqs_of(held))), answer, undo, now_ms, durable=fsync)
 
     def _nack(self, request: Request) -> None:
         wanted = decode_nack(request.body)
@@ -390,7 +402,7 @@ class QueueOps:
                     queue.keep(first, last)
 
             fact = JobsReleased(tuple((seq, due_ms) for seq in seqs_of(held)))
-            self._stage(request, topic, fact, answer, undo, durable=False)
+            self._stage(request, topic, fact, answer, undo, now_ms, durable=False)
         else:
             for seq in seqs_of(held):
                 queue.release(seq, now_ms, 0)
@@ -429,7 +441,7 @@ class QueueOps:
             return 200, _json(fields)[:-1]
 
         if durable:
-            self._stage(request, topic, JobsLeased(tuple(rows)), answer, undo, durable=False)
+            self._stage(request, topic, JobsLeased(tuple(rows)), answer, undo, now_ms, durable=False)
         else:
             self._answer_now(request, answer)
 
@@ -468,10 +480,11 @@ class QueueOps:
         fact: JobsLeased | JobsDone | JobsReleased,
         answer: Callable[[int], tuple[int, bytes]],
         undo: Callable[[], None] | None,
+        now_ms: int,
         *,
         durable: bool,
     ) -> None:
-        pending = PendingControl(fact, topic, self._engine.now_ms(), request, answer, undo)
+        pending = PendingControl(fact, topic, now_ms, request, answer, undo)
         gated = durable and topic.config.durability == "fsync"
         self._engine.commits.stage_control(pending, gated=gated)
 

@@ -7,7 +7,6 @@ not depend on how many wait for it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import islice
 
@@ -17,14 +16,18 @@ from shard_worker.request import Request
 _CLEAN_AT = 64  # entries of claims that are gone, before it is worth a pass to throw them out
 
 
-@dataclass(slots=True, eq=False)
 class WaitingClaim:
-    request: Request
-    topic: Topic
-    node: str
-    wanted: int
-    lease_ms: int
-    deadline_ms: int  # when it is answered, whatever there is
+    __slots__ = ("deadline_ms", "lease_ms", "node", "request", "topic", "wanted")
+
+    def __init__(
+        self, request: Request, topic: Topic, node: str, wanted: int, lease_ms: int, deadline_ms: int
+    ) -> None:
+        self.request = request
+        self.topic = topic
+        self.node = node
+        self.wanted = wanted
+        self.lease_ms = lease_ms
+        self.deadline_ms = deadline_ms  # when it is answered, whatever there is
 
 
 class Waiters:

@@ -44,23 +44,59 @@ class JobState(IntEnum):
     LEAVING = 4  # being moved to the dead letters, or its ack is on its way to the disk
 
 
-@dataclass(slots=True, eq=False)
 class Job:
-    key: int
-    state: JobState = JobState.READY
-    deliveries: int = 0
-    due_ms: int = 0  # of a delayed job
-    node: str = ""  # of a leased one, as are the next two
-    token: str = ""
-    deadline_ms: int = 0
-    leased_ms: int = 0
-    group: str | None = None
-    # Of an entry that several jobs share: whose it was to begin with, the number in the token of the first of them,
-    # and how many have it still.
-    first: int = 0
-    last: int = 0
-    number: int = 0
-    sharers: int = 0
+    __slots__ = (
+        "deadline_ms",
+        "deliveries",
+        "due_ms",
+        "first",
+        "group",
+        "key",
+        "last",
+        "leased_ms",
+        "node",
+        "number",
+        "sharers",
+        "state",
+        "token",
+    )
+
+    def __init__(
+        self,
+        key: int,
+        state: JobState = JobState.READY,
+        deliveries: int = 0,
+        due_ms: int = 0,
+        node: str = "",
+        token: str = "",
+        deadline_ms: int = 0,
+        leased_ms: int = 0,
+        group: str | None = None,
+        first: int = 0,
+        last: int = 0,
+        number: int = 0,
+    ) -> None:
+        self.key = key
+        self.state = state
+        self.deliveries = deliveries
+        self.due_ms = due_ms  # of a delayed job
+        self.node = node  # of a leased one, as are the next three
+        self.token = token
+        self.deadline_ms = deadline_ms
+        self.leased_ms = leased_ms
+        self.group = group
+        # Of an entry that several jobs share: whose it was to begin with, the number in the token of the first of
+        # them (`token` is what they have in common), and how many have it still.
+        self.first = first
+        self.last = last
+        self.number = number
+        self.sharers = last - first + 1
+
+    def __repr__(self) -> str:
+        return (
+            f"<Job {self.state.name} key={self.key} deliveries={self.deliveries} due={self.due_ms} node={self.node!r} "
+            f"token={self.token!r} until={self.deadline_ms} group={self.group!r} of={self.first}…{self.last}>"
+        )
 
     @property
     def shared(self) -> bool:
@@ -87,7 +123,6 @@ class Job:
             0 if alone else first,
             0 if alone else last,
             0 if alone else self.number + first - self.first,
-            0 if alone else last - first + 1,
         )
 
 
@@ -287,11 +322,10 @@ class LeaseQueue:
         return last
 
     def _take_run(self, first: int, last: int, written_ms: int) -> None:
-        job = Job(written_ms, JobState.LEAVING)
         if first == last:
-            self.jobs[first] = job
+            self.jobs[first] = Job(written_ms, JobState.LEAVING)
         else:
-            job.first, job.last, job.sharers = first, last, last - first + 1
+            job = Job(written_ms, JobState.LEAVING, first=first, last=last)
             self.jobs.update(dict.fromkeys(range(first, last + 1), job))
         self._fresh_from = last + 1
 
