@@ -30,7 +30,7 @@ from shared.errors import (
     TopicsError,
 )
 from shared.limits import (
-    LINK_TURN_MAX_BYTES,
+    CLAIMS_BEHIND_MAX_BYTES,
     MOVE_RETRY_MS,
     PAGE_SIZE_DEFAULT,
     PAGE_SIZE_MAX,
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 
 LEASE_MS_MIN, LEASE_MS_MAX = CLAMPED["lease_ms"]
 _LEASE_BYTES = 100  # about what a claim adds to a record
-_BEHIND_MAX_BYTES = LINK_TURN_MAX_BYTES // 4
 
 _json = msgspec.json.encode
 
@@ -123,7 +122,7 @@ class QueueOps:
         topic = claim.topic
         records, size = topic.count + topic.pending_records, topic.bytes + topic.pending_bytes
         total = self._behind_bytes + claim.wanted * (size // records + _LEASE_BYTES)
-        if total > _BEHIND_MAX_BYTES:
+        if total > CLAIMS_BEHIND_MAX_BYTES:
             return False
         self._behind_bytes = total
         self._behind.setdefault(topic, []).append(claim)
