@@ -2,7 +2,13 @@
 
 import sys
 
-from gateway.process import main
-
 if __name__ == "__main__":
+    # Both before the modules they are about are imported.
+    from shared.io.compiled import use_compiled
+    from shared.io.late_modules import load_openssl_late
+
+    load_openssl_late()
+    use_compiled()
+    from gateway.process import main
+
     sys.exit(main(sys.argv))

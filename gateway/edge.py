@@ -10,6 +10,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -18,11 +19,12 @@ from gateway.fast_lane.acceptor import Acceptor, open_listeners
 from gateway.fast_lane.bounds import MAX_FULL_LANE_CONNECTIONS, EdgeOptions
 from gateway.fast_lane.lane import FastLane
 from gateway.fast_lane.refusals import error_response
-from gateway.full_lane.app import Register, create_app
-from gateway.full_lane.asgi_bridge import AsgiBridge
-from gateway.full_lane.hypercorn_glue import HypercornHost
+from gateway.full_lane.door import FullLaneDoor, Host
 from gateway.io.poller import Poller
 from shared.errors import Throttled
+
+if TYPE_CHECKING:
+    from gateway.full_lane.app import Register
 
 __all__ = ["Edge", "EdgeOptions", "open_listeners", "serve"]
 
@@ -34,10 +36,10 @@ class Edge:
         self, api: ApiPort, options: EdgeOptions | None = None, *, registrations: Sequence[Register] = ()
     ) -> None:
         self.options = options or EdgeOptions()
+        self._api = api
+        self._registrations = registrations
         self._lane = FastLane(api, self.options, self._hand_over)
-        bridge = AsgiBridge(api, self._lane, self.options)
-        self.app = create_app(bridge, self.options, registrations)
-        self._host = HypercornHost(self.app, self.options)
+        self._door = FullLaneDoor(self._load_full_lane)
         self._acceptor: Acceptor | None = None
         self._stop = trio.Event()
         self.addresses: list[tuple[str, int]] = []
@@ -49,7 +51,7 @@ class Edge:
 
     @property
     def connections(self) -> int:
-        return len(self._lane) + self._host.connections
+        return len(self._lane) + self._door.connections
 
     @property
     def accepting(self) -> bool:
@@ -68,7 +70,7 @@ class Edge:
         """Serve on listening sockets, which it takes over, until cancelled or drained."""
         try:
             async with trio.open_nursery() as nursery:
-                await nursery.start(self._host.run)
+                await nursery.start(self._door.run)
                 self._acceptor = Acceptor(self._lane.turns, listeners, self._lane.adopt)
                 self.addresses = [listener.getsockname()[:2] for listener in listeners]
                 nursery.start_soon(self._lane.turns.run)
@@ -78,7 +80,7 @@ class Edge:
                     await self._stop.wait()
                 finally:
                     # Hypercorn shields its sends: only a dead socket ends one that is stuck.
-                    self._host.abort()
+                    self._door.abort()
                     nursery.cancel_scope.cancel()
         finally:
             self.stop_accepting()
@@ -97,7 +99,7 @@ class Edge:
         with trio.move_on_after(timeout_s) as scope:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._lane.drain)
-                nursery.start_soon(self._host.drain)
+                nursery.start_soon(self._door.drain)
         self._stop.set()
         return not scope.cancelled_caught
 
@@ -108,9 +110,15 @@ class Edge:
             if self._acceptor is not None:
                 self._acceptor.retry()
 
+    def _load_full_lane(self) -> Host:
+        # Here, for the first connection that needs it: see gateway/full_lane/door.py.
+        from gateway.full_lane.lane import build_lane
+
+        return build_lane(self._api, self._lane, self.options, self._registrations)
+
     def _hand_over(self, sock: socket.socket, unread: bytes, peer: str) -> None:
-        if self._host.connections < MAX_FULL_LANE_CONNECTIONS:
-            self._host.serve(sock, unread)
+        if self._door.connections < MAX_FULL_LANE_CONNECTIONS:
+            self._door.serve(sock, unread)
             return
         answer = error_response(Throttled(limit="full_lane_connections", max=MAX_FULL_LANE_CONNECTIONS))
         self._lane.reject(sock, peer, answer)

@@ -8,12 +8,12 @@ its own protocol. Nothing behind this line knows whether it serves HTTP/1.1, HTT
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
 
-@dataclass(frozen=True, slots=True)
-class Extent:
+
+class Extent(msgspec.Struct, frozen=True):
     """Bytes of an open file; the descriptor stays valid until the response is sent or dropped."""
 
     fd: int
@@ -21,8 +21,7 @@ class Extent:
     length: int
 
 
-@dataclass(slots=True)
-class Response:
+class Response(msgspec.Struct):
     """A complete answer. The body is `body`, then all extents, then `tail`.
 
     `headers` leaves out Content-Length, Date, Connection and Transfer-Encoding: those belong to the lane.
@@ -40,8 +39,7 @@ class Response:
         return len(self.body) + sum(e.length for e in self.extents) + len(self.tail)
 
 
-@dataclass(frozen=True, slots=True)
-class StreamHead:
+class StreamHead(msgspec.Struct, frozen=True):
     """The start of an open-ended answer; `headers` as in `Response`."""
 
     status: int = 200
@@ -109,71 +107,3 @@ class Exchange(Protocol):
 
     def on_half_closed(self, callback: Callable[[], None]) -> None:
         """Call `callback` once if the client stops sending before the response was given; at once if it has."""
-
-
-@dataclass(slots=True)
-class RecordedStream:
-    """A stream without a connection: always writable until `blocked` is set."""
-
-    head: StreamHead
-    frames: list[bytes] = field(default_factory=list)
-    gone: bool = False
-    blocked: bool = False
-    ended: bool = False
-    stalled_for_ms: float = 0.0
-    writable_callback: Callable[[], None] | None = None
-    gone_callbacks: list[Callable[[], None]] = field(default_factory=list)
-
-    def push(self, frame: Frame) -> bool:
-        if self.gone or self.blocked or self.ended:
-            return False
-        self.frames.append(frame.data)
-        return True
-
-    def end(self, last: Frame | None = None) -> None:
-        if last is not None and not self.gone:
-            self.frames.append(last.data)
-        self.ended = True
-        self.gone = True
-
-    def stalled_ms(self) -> float:
-        return self.stalled_for_ms
-
-    def on_writable(self, callback: Callable[[], None]) -> None:
-        self.writable_callback = callback
-
-    def on_gone(self, callback: Callable[[], None]) -> None:
-        self.gone_callbacks.append(callback)
-
-
-@dataclass(slots=True)
-class RecordedExchange:
-    """An exchange without a connection, for tests and for in-process calls."""
-
-    method: str
-    path: str
-    query: str = ""
-    headers: Mapping[str, str] = field(default_factory=dict)
-    body: bytes = b""
-    extents_allowed: bool = False
-    started: float = 0.0
-    peer: str = "test"
-    gone: bool = False
-    half_closed: bool = False
-    response: Response | None = None
-    stream: RecordedStream | None = None
-
-    def respond(self, response: Response) -> None:
-        assert self.response is None and self.stream is None, "an exchange is answered once"
-        self.response = response
-
-    def respond_stream(self, head: StreamHead) -> Stream:
-        assert self.response is None and self.stream is None, "an exchange is answered once"
-        self.stream = RecordedStream(head)
-        return self.stream
-
-    def on_gone(self, callback: Callable[[], None]) -> None:
-        return None
-
-    def on_half_closed(self, callback: Callable[[], None]) -> None:
-        return None

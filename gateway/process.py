@@ -5,14 +5,12 @@ from __future__ import annotations
 import logging
 import socket
 from collections.abc import Sequence
-from importlib.metadata import version
-from typing import Final
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
 import trio
 
 from gateway.edge import Edge, EdgeOptions
-from gateway.full_lane.pages import register_pages
-from gateway.full_lane.websocket import register_websocket
 from gateway.io.shard_pool import ShardPool
 from gateway.io.shard_roll_call import ShardRollCall
 from gateway.io.supervisor_feed import SupervisorFeed
@@ -20,6 +18,10 @@ from gateway.service import Api
 from shared.io.child_channel import Boot, ChildChannel
 from shared.io.logs import set_up_logging
 from shared.settings import Settings
+from shared.version import VERSION
+
+if TYPE_CHECKING:
+    from quart_trio import QuartTrio
 
 log = logging.getLogger(__name__)
 
@@ -41,12 +43,11 @@ def main(argv: Sequence[str]) -> int:
 async def run_gateway(channel: ChildChannel, boot: Boot) -> None:
     """Serve until the supervisor closes the channel, then drain."""
     settings = boot.settings
-    release = version("topicsd")
-    shards = ShardPool(shards=boot.shards, socket_dir=boot.socket_dir, version=release)
-    api = Api(settings, shards, version=release)
-    feed = SupervisorFeed(boot.shards, on_keys=api.replace_keys)
+    shards = ShardPool(shards=boot.shards, socket_dir=boot.socket_dir, version=VERSION)
+    api = Api(settings, shards, version=VERSION)
+    feed = SupervisorFeed(boot.shards, on_keys=api.replace_keys, on_ready=shards.connect_now)
     api.replay = feed
-    edge = Edge(api, edge_options(settings), registrations=[register_pages(api), register_websocket(api)])
+    edge = Edge(api, edge_options(settings), registrations=[partial(register_routes, api)])
     api.connections = lambda: edge.connections
     listeners = [socket.socket(fileno=fd) for fd in boot.listen_fds]
     async with trio.open_nursery() as nursery:
@@ -79,6 +80,15 @@ async def keep_ending_waits(shards: ShardPool) -> None:
     while True:
         shards.end_waits()
         await trio.sleep(END_WAITS_EVERY_S)
+
+
+def register_routes(api: Api, app: QuartTrio) -> None:
+    """What the full lane has besides the API. Called when it is loaded, and importing it only then."""
+    from gateway.full_lane.pages import register_pages
+    from gateway.full_lane.websocket import register_websocket
+
+    register_pages(api)(app)
+    register_websocket(api)(app)
 
 
 def edge_options(settings: Settings) -> EdgeOptions:

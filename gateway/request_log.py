@@ -7,8 +7,8 @@ client learns the id of a failed request from `X-Request-Id`; it may bring one o
 from __future__ import annotations
 
 import logging
+import os
 import re
-import secrets
 import time
 from typing import Final
 
@@ -94,7 +94,7 @@ def _write(level: int, event: str, fields: dict[str, object], budget: LineBudget
 
 def request_id(exchange: Exchange) -> str:
     given = exchange.headers.get("x-request-id", "")
-    return given if _GIVEN_ID.fullmatch(given) else secrets.token_hex(8)
+    return given if _GIVEN_ID.fullmatch(given) else os.urandom(8).hex()
 
 
 def _meant_to_wait(exchange: Exchange) -> bool:

@@ -172,7 +172,7 @@ class Call:
         total_ms = (time.perf_counter() - self.exchange.started) * 1000
         if not timings:
             return b',"performance":{"server_total_ms":%.3f}}' % total_ms
-        return b',"performance":{"server_total_ms":%.3f%b}}' % (total_ms, _timings_json(timings))
+        return b',"performance":{"server_total_ms":%.3f%b}}' % (total_ms, self.api.timings_json(timings))
 
     def finish(self, action: Callable[[], None]) -> None:
         """Run what gives the answer in a later turn; if it raises, that is the answer."""
@@ -258,6 +258,8 @@ class Api:
         self.work = WorkStreams(shards)
         self.router_changes = RouterChanges(shards, max_routers=settings.max_routers)
         self.draining = False
+        self._worded: Timings | None = None  # the timings that were put into words last, and how
+        self._words = b""
         self.replay: ReplayView | None = None  # None: nobody but the links can say how the shards are
         self.router: Router[Handler] = Router(all_routes())
         self.hub = WatchHub(settings, shards)
@@ -280,6 +282,12 @@ class Api:
             call.fail(err)
         except Exception:
             call.crash()
+
+    def timings_json(self, timings: Timings) -> bytes:
+        """Answers of one turn share their timings: these are put into words once."""
+        if timings is not self._worded:
+            self._worded, self._words = timings, _timings_json(timings)
+        return self._words
 
     def flush(self) -> None:
         self.shards.flush()

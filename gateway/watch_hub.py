@@ -6,14 +6,15 @@ task (`run`) sleeps until the next timer of all of them.
 
 from __future__ import annotations
 
-import secrets
+import os
 import time
+from base64 import urlsafe_b64encode
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
 import trio
 
 from gateway.core import sse
@@ -34,8 +35,7 @@ _SLOT_MS = 250  # timers go off this much late at the most
 Created = tuple[SseSession, dict[str, WatchTopic]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HubOptions:
+class HubOptions(msgspec.Struct, frozen=True, kw_only=True):
     session_ttl_ms: int = WATCH_SESSION_TTL_MS
     stall_ms: int = WATCH_STALL_MS
     linger_ms: int = WATCH_LINGER_MS
@@ -124,7 +124,9 @@ class WatchHub:
         self.subscriptions.survey(plan.topics, plan.prefixes, strong=plan.view.strong, done=surveyed)
 
     def _make_session(self, plan: WatchPlan, key: ApiKey | None, survey: Survey, *, lenient: bool) -> Created:
-        session = SseSession(self, f"wid_{secrets.token_urlsafe(18)}", key, plan.heartbeat_ms)
+        session = SseSession(
+            self, f"wid_{urlsafe_b64encode(os.urandom(18)).decode()}", key, plan.heartbeat_ms
+        )
         topics = begin(session, plan, survey, lenient=lenient)
         self.sessions[session.wid] = session
         session.closed_at_ms = self.now_ms()

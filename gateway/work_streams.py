@@ -9,8 +9,8 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 
+import msgspec
 import trio
 
 from gateway.core import sse
@@ -36,8 +36,7 @@ def _wall_ms() -> float:
     return time.time() * 1000
 
 
-@dataclass(frozen=True, slots=True)
-class _Open:
+class _Open(msgspec.Struct, frozen=True):
     key: ApiKey | None
     on_end: Callable[[], None]
 

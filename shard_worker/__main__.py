@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import sys
 
-from shard_worker.worker import run_worker
-from shared.io.child_channel import ChildChannel
-from shared.io.logs import set_up_logging
+from shared.io.compiled import use_compiled
+from shared.io.late_modules import load_openssl_late
 
 
 def main() -> int:
+    # After OpenSSL has been put off, which trio would bring at once, and compiled modules can be found.
+    from shard_worker.worker import run_worker
+    from shared.io.child_channel import ChildChannel
+    from shared.io.logs import set_up_logging
+
     channel, boot = ChildChannel.open(sys.argv)
     settings = boot.settings
     set_up_logging(level=settings.log_level, style=settings.log_format, process=f"shard-{boot.shard}")
@@ -17,4 +21,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    load_openssl_late()
+    use_compiled()
     sys.exit(main())

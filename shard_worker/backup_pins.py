@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
+import msgspec
+
 from shard_worker.shard import Shard
 from shared.cbor_body import Fields, as_bool, as_list, as_text, as_uint, dump_map, list_of, load_map
 from shared.wal_format import split_lsn
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedSegment:
+class PlannedSegment(msgspec.Struct, frozen=True):
     number: int
     tier: str
     size: int
@@ -28,8 +29,7 @@ class PlannedSegment:
         return [self.number, self.tier, self.size, self.digest, self.live]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardPlan:
+class ShardPlan(msgspec.Struct, frozen=True, kw_only=True):
     shard: int
     end: int
     first_file: int

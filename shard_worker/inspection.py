@@ -9,7 +9,6 @@ A position in the log is text, `file:offset`, here and in everything that is pri
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from heapq import nsmallest
 from itertools import islice
 
@@ -35,8 +34,7 @@ Answer = dict[str, object]
 Options = Mapping[str, object]
 
 
-@dataclass(frozen=True, slots=True)
-class ShardView:
+class ShardView(msgspec.Struct, frozen=True):
     fs: FileSystem
     paths: ShardPaths
     shard: int

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from shard_worker.adoption import Adoption
+from shard_worker.core.seal_pace import SealPace
 from shard_worker.core.shard_state import TIER_COLD, TIER_HOT, SegmentEntry
 from shard_worker.core.topic import Topic
 from shard_worker.disk.cold_tier import ForgetJob, RelocateJob
@@ -38,6 +39,7 @@ from shared.io.object_store import is_bucket
 from shared.limits import (
     SEAL_PASS_MAX_BYTES,
     SNAPSHOT_EVERY_WAL_BYTES,
+    SNAPSHOT_EVERY_WAL_FRAMES,
     SWEEP_TOPICS_PER_TICK,
     WAL_MAX_FILES_BEFORE_SEAL,
 )
@@ -76,7 +78,11 @@ class Maintenance:
         engine: Engine,
         store: RecordStore,
         snapshot: SnapshotInfo | None,
+        *,
+        replayed_bytes: int = 0,
+        replayed_frames: int = 0,
     ) -> None:
+        """`replayed_…`: the log behind `snapshot` that is there already."""
         self._fs = fs
         self._paths = paths
         self._engine = engine
@@ -85,7 +91,8 @@ class Maintenance:
         self.keepers: list[Keeper] = []
         self._trim_before = 0  # log files in front of this one are needed by no kept snapshot
         self._writer: SnapshotWriter | None = None
-        self._bytes_at_snapshot = engine.wal.counters.bytes
+        self._bytes_at_snapshot = engine.wal.counters.bytes - replayed_bytes
+        self._frames_at_snapshot = engine.wal.counters.frames - replayed_frames
         self._sweep_ids: list[int] = []
         self._moved: list[tuple[int, int]] = []  # segment, lsn of the frame that must be synced first
         # Set aside until the next start, so that one damaged batch or file does not hold up all others.
@@ -97,7 +104,9 @@ class Maintenance:
         self.adoption = (
             Adoption(fs, paths.cold, engine, self._want_snapshots) if paths.cold is not None else None
         )
-        self.due: dict[Topic, None] = {}
+        self.due: dict[Topic, None] = {}  # sealed as soon as no other job runs
+        self._ripe: dict[Topic, None] = {}  # large enough to be sealed, and waiting for `pace`
+        self.pace: SealPace | None = None  # None: ripe topics are due at once
         self.counters = MaintenanceCounters()
         self.free_bytes = 0  # as last looked
         # Behind every file there is: a snapshot that cannot be read must not outlive the ones that can.
@@ -164,12 +173,26 @@ class Maintenance:
 
     def note_append(self, topic: Topic) -> None:
         """Called for topics that changed: is it time to seal them?"""
+        if self._is_ripe(topic):
+            self._ripe[topic] = None
+            self._seal_ripe_in_time()
+
+    def _is_ripe(self, topic: Topic) -> bool:
         settings, hot = self._engine.settings, topic.hot
         if not len(hot):
-            return
+            return False
         records = topic.head - hot.first[hot.start] + 1
-        if records >= settings.segment_max_events or topic.hot_bytes >= settings.segment_max_bytes:
-            self.due[topic] = None
+        return records >= settings.segment_max_events or topic.hot_bytes >= settings.segment_max_bytes
+
+    def _seal_ripe_in_time(self) -> None:
+        counters = self._engine.wal.counters
+        if self.pace is None or self.pace.is_time(self._engine.clock(), counters.bytes, counters.frames):
+            self._seal_ripe()
+
+    def _seal_ripe(self) -> None:
+        # Looked at again: a topic that was written to while a pass sealed it may have little left.
+        self.due.update((topic, None) for topic in self._ripe if self._is_ripe(topic))
+        self._ripe.clear()
 
     def tick(self, now_ms: int) -> None:
         """Look at some topics each time: expired records, old unsealed ones."""
@@ -187,6 +210,7 @@ class Maintenance:
             hot = topic.hot
             if max_age_ms and len(hot) and now_ms - hot.ts[hot.start] >= max_age_ms:
                 self.due[topic] = None
+        self._seal_ripe_in_time()
         if self.adoption is not None:
             self.adoption.tick(now_ms)
         self._watch_space()
@@ -218,8 +242,7 @@ class Maintenance:
             self._mark_oldest_file()
         if self.due and (seal := self._seal_job()) is not None:
             return seal
-        written = engine.wal.counters.bytes - self._bytes_at_snapshot
-        if self._snapshots_wanted or written >= SNAPSHOT_EVERY_WAL_BYTES:
+        if self._snapshots_wanted or self._is_snapshot_due():
             return self._try_snapshot()
         if self._forgetting is not None:
             forgetting, self._forgetting = self._forgetting, None
@@ -227,6 +250,13 @@ class Maintenance:
         if self.adoption is not None and (job := self.adoption.next_job()) is not None:
             return job
         return self._relocate_job()
+
+    def _is_snapshot_due(self) -> bool:
+        counters = self._engine.wal.counters
+        return (
+            counters.bytes - self._bytes_at_snapshot >= SNAPSHOT_EVERY_WAL_BYTES
+            or counters.frames - self._frames_at_snapshot >= SNAPSHOT_EVERY_WAL_FRAMES
+        )
 
     def _mark_oldest_file(self) -> None:
         """Topics whose records hold the oldest log file back."""
@@ -244,6 +274,7 @@ class Maintenance:
 
     def _seal_job(self) -> SealJob | None:
         engine = self._engine
+        self._seal_ripe()  # a pass costs the same syncs for one topic as for all
         shares: list[TopicShare] = []
         size = 0
         for topic in list(self.due):
@@ -262,6 +293,8 @@ class Maintenance:
                     break
         if not shares:
             return None
+        if self.pace is not None:
+            self.pace.begin(engine.wal.counters.bytes, engine.wal.counters.frames)
         engine.state.last_segment += 1
         plan = SealPlan(engine.state.last_segment, tuple(shares))
         return SealJob(self._fs, self._paths.segments, self._store, engine.shard, plan, engine.now_ms())
@@ -278,6 +311,7 @@ class Maintenance:
         engine.commit()
         start = engine.commits.oldest_unapplied()
         self._bytes_at_snapshot = engine.wal.counters.bytes
+        self._frames_at_snapshot = engine.wal.counters.frames
         self._writer = SnapshotWriter(
             self._fs,
             self._paths.snapshots,
@@ -310,8 +344,9 @@ class Maintenance:
         if self._writer is not None:
             self._writer.abandon()
             self._writer = None
-        wait_bytes = SNAPSHOT_EVERY_WAL_BYTES // 8
-        self._bytes_at_snapshot = self._engine.wal.counters.bytes + wait_bytes - SNAPSHOT_EVERY_WAL_BYTES
+        counters = self._engine.wal.counters
+        self._bytes_at_snapshot = counters.bytes - SNAPSHOT_EVERY_WAL_BYTES * 7 // 8
+        self._frames_at_snapshot = counters.frames - SNAPSHOT_EVERY_WAL_FRAMES * 7 // 8
 
     def _step_snapshot(self) -> SnapshotJob | None:
         """A slice of topics; the job itself once all are written."""
@@ -474,6 +509,7 @@ class Maintenance:
     # --- outcomes ---------------------------------------------------------------------------------------
 
     def finish(self, job: Job) -> None:
+        self._rest_after(job)
         match job:
             case SealJob():
                 self._finish_seal(job)
@@ -495,6 +531,7 @@ class Maintenance:
 
     def failed(self, job: Job, error: OSError | DataDamage) -> None:
         """Nothing is lost: the log still has everything. Tried again later."""
+        self._rest_after(job)
         match job:
             case SealJob():
                 self._note_failure("seal", error)
@@ -511,6 +548,10 @@ class Maintenance:
                 assert self.adoption is not None
                 self._note_failure("adoption", error)
                 self.adoption.failed(job)
+
+    def _rest_after(self, job: Job) -> None:
+        if self.pace is not None and isinstance(job, SealJob):
+            self.pace.end(self._engine.clock())
 
     def _seal_again(self, job: SealJob, *, damaged: bool) -> None:
         ids = [share.topic.topic_id for share in job.plan.shares]

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from shard_worker.core.lease_queue import JobState, LeaseQueue, written_at
 from shard_worker.core.piece import PieceSource
 from shard_worker.core.router import Router
 from shard_worker.core.topic import Topic
 from shard_worker.shard import Shard
-from shard_worker.wal_archive import WalArchive
 from shared.io.process_numbers import cpu_seconds, open_descriptors, resident_bytes
 from shared.limits import TOPIC_SERIES_MAX
 from shared.wire import encode_metrics
+
+if TYPE_CHECKING:
+    from shard_worker.wal_archive import WalArchive
 
 
 def worker_metrics(shard: Shard) -> bytes:

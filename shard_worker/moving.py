@@ -8,7 +8,8 @@ start finds it on the target, does not import it again, and deletes it at the so
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from shard_worker.core.topic import Topic
 from shard_worker.core.topic_snapshot import topic_to_snapshot

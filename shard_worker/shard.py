@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache, partial
-from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
 
 from shard_worker.commit import Clock
 from shard_worker.core.topic import REASON_MIXED, REASON_RECREATED
@@ -18,20 +18,16 @@ from shard_worker.engine import Engine
 from shard_worker.maintenance import Maintenance
 from shard_worker.pending import PendingControl
 from shard_worker.pressure import Pressure
-from shard_worker.wal_archive import WalArchive
 from shared.control_frames import Hole, Session, Watermark
 from shared.errors import ShardUnavailable
 from shared.io.durable_fs import FileSystem
 from shared.io.object_store import open_store
 from shared.limits import RETRY_AFTER_DEFAULT_MS, WAL_FILE_BYTES
 from shared.settings import Settings
+from shared.version import VERSION
 
-
-def topicsd_version() -> str:
-    try:
-        return version("topicsd")
-    except PackageNotFoundError:
-        return "unknown"
+if TYPE_CHECKING:
+    from shard_worker.wal_archive import WalArchive
 
 
 @dataclass(slots=True)
@@ -72,12 +68,23 @@ class Shard:
             token_prefix=token_prefix,
         )
         _begin_session(engine, recovered, fs.boot_id(), restored_gap)
-        maintenance = Maintenance(fs, paths, engine, recovered.store, recovered.snapshot)
+        maintenance = Maintenance(
+            fs,
+            paths,
+            engine,
+            recovered.store,
+            recovered.snapshot,
+            replayed_bytes=recovered.report.bytes,
+            replayed_frames=recovered.report.frames,
+        )
         engine.on_changed.append(maintenance.note_append)
         engine.forwarder.start()
         archive = None
         if settings.wal_archive is not None:
             # Opened when it is first used: it may be out of reach now.
+            # Imported here, for the servers that have one.
+            from shard_worker.wal_archive import WalArchive
+
             archive_store = cache(partial(open_store, fs, settings.wal_archive, setting="wal_archive"))
             archive = WalArchive(fs, archive_store, store_id, engine, maintenance)
         return cls(engine, maintenance, recovered.store, recovered.report, archive=archive)
@@ -121,7 +128,7 @@ def _begin_session(
         if topic.queue is not None and not topic.config.leases_durable:
             topic.queue.drop_leases()
         topic.staged_head, topic.staged_ts = topic.head, topic.last_ts
-    session = Session(boot_id, topicsd_version())
+    session = Session(boot_id, VERSION)
     engine.commits.stage_owed(PendingControl(session, None, now_ms))
     engine.sync_now()
     for topic in recovered.state.catalog.by_id.values():

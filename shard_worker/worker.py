@@ -5,14 +5,15 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import secrets
 import socket
 import time
+from base64 import urlsafe_b64encode
 from enum import IntEnum
 from functools import partial
 
 import trio
 
+from shard_worker.core.seal_pace import SealPace
 from shard_worker.disk.dir_lock import DirectoryLocked, DirLock
 from shard_worker.disk.recovery import shard_paths
 from shard_worker.serve.turns import TurnLoop
@@ -21,6 +22,8 @@ from shared.errors import ColdUnreachable, DataDamage, DiskFault
 from shared.io.bucket_fs import file_system
 from shared.io.child_channel import Boot, ChildChannel, socket_path
 from shared.io.durable_fs import FileSystem
+from shared.limits import SEAL_GATHER_MAX_BYTES, SEAL_GATHER_MAX_FRAMES, SEAL_REST_S
+from shared.settings import Settings
 
 log = logging.getLogger("shard_worker")
 
@@ -101,9 +104,10 @@ def _recover(channel: ChildChannel, boot: Boot, fs: FileSystem, number: int) -> 
         clock=time.perf_counter,
         progress=progress,
         # Tokens of an earlier life must not fit the leases of this one.
-        token_prefix=lambda: f"lease_{secrets.token_urlsafe(9)}_",
+        token_prefix=lambda: f"lease_{urlsafe_b64encode(os.urandom(9)).decode()}_",
         store_id=boot.store_id,
     )
+    shard.maintenance.pace = _seal_pace(boot.settings)
     for note in shard.report.notes:
         log.warning("shard.recovery_note", extra={"shard": number, "note": note})
     for damage in shard.report.damage:
@@ -119,6 +123,15 @@ def _recover(channel: ChildChannel, boot: Boot, fs: FileSystem, number: int) -> 
         },
     )
     return shard
+
+
+def _seal_pace(settings: Settings) -> SealPace:
+    """Whoever sets lower bounds than the defaults wants smaller segments, and gets them."""
+    return SealPace(
+        rest_s=SEAL_REST_S * min(1.0, settings.segment_max_events / Settings().segment_max_events),
+        max_bytes=min(settings.segment_max_bytes, SEAL_GATHER_MAX_BYTES),
+        max_frames=SEAL_GATHER_MAX_FRAMES,
+    )
 
 
 async def _serve(channel: ChildChannel, boot: Boot, shard: Shard) -> int:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 from shared.columns import Columns
+from shared.limits import BLOCK_MAX_RECORDS
 from shared.record_assembler import AssembledRecords, RecordAssembler
 
 
@@ -38,8 +40,16 @@ def join_blocks(
                 if not assembler.room or assembler.json_bytes >= target_bytes:
                     yield assembler.finish()
                     assembler = RecordAssembler()
+        if _nearly_full(assembler, target_bytes):
+            yield assembler.finish()
+            assembler = RecordAssembler()
     if assembler.count:
         yield assembler.finish()
+
+
+def _nearly_full(assembler: RecordAssembler, target_bytes: int) -> bool:
+    """Three quarters: filling it up would mean to cut the next stretch, and all behind it, to shift their ends."""
+    return 4 * assembler.count >= 3 * BLOCK_MAX_RECORDS or 4 * assembler.json_bytes >= 3 * target_bytes
 
 
 def _fitting(columns: Columns, low: int, high: int, assembler: RecordAssembler, target_bytes: int) -> int:
@@ -49,7 +59,5 @@ def _fitting(columns: Columns, low: int, high: int, assembler: RecordAssembler, 
     start = ends[low - 1] if low else 0
     if ends[high - 1] - start + assembler.json_bytes <= target_bytes:
         return high
-    upto = low + 1
-    while upto < high and ends[upto - 1] - start + assembler.json_bytes < target_bytes:
-        upto += 1
-    return upto
+    # One at least, then all that end below the target, and the one that reaches it.
+    return min(high, bisect_left(ends, target_bytes - assembler.json_bytes + start, low, high) + 1)

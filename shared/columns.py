@@ -6,7 +6,7 @@ read of a batch costs nothing per record. Every contradiction raises BadBytes.
 
 from array import array
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, chain, compress
 from operator import or_
 from struct import Struct
 
@@ -35,6 +35,8 @@ _COLUMN_FOR_FLAG = (
     (COLUMN_META, HAS_META, "meta"),
     *((FIELD_COLUMN[field], FIELD_FLAG[field], field) for field in FIELDS),
 )
+
+_SELECTS = {field: bytes(flags & bit != 0 for flags in range(256)) for field, bit in FIELD_FLAG.items()}
 
 _unpack_u32 = Struct("<I").unpack_from
 
@@ -230,6 +232,18 @@ class Columns:
                 raise BadBytes(f"an absent {field} has bytes")
             start = end
         return values
+
+    def distinct(self, field: str) -> set[bytes]:
+        """The values of "node", "tag" or "key" that occur; without Python work per record."""
+        parts = self.field_parts(field)
+        if parts is None:
+            return set()
+        ends, blob = parts[0], bytes(parts[1])
+        values = map(blob.__getitem__, map(slice, chain((0,), ends), ends))
+        found = list(compress(values, self.flags.translate(_SELECTS[field])))
+        if sum(map(len, found)) != len(blob):
+            raise BadBytes(f"an absent {field} has bytes")
+        return set(found)
 
     def verify(self) -> None:
         """Check everything that lazy decoding leaves for later."""

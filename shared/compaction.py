@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
+import msgspec
 from pyroaring import BitMap64
 
 from shared.columns import DATA_NULL, HAS_KEY
@@ -30,16 +31,14 @@ KeyRow = tuple[bytes | None, int, int, int]
 """Key, seq, ts and flags of one record."""
 
 
-@dataclass(frozen=True, slots=True)
-class KeyRules:
+class KeyRules(msgspec.Struct, frozen=True):
     """How a `cleanup: "compact"` topic treats its keys."""
 
     lag_ms: int
     retention_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class TopicView:
+class TopicView(msgspec.Struct, frozen=True):
     """What a plan needs to know of a topic."""
 
     id: int
@@ -157,8 +156,7 @@ def superseded(rows: Iterable[KeyRow], rules: KeyRules, now_ms: int) -> BitMap64
 # --- which segments ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class PlanOptions:
+class PlanOptions(msgspec.Struct, frozen=True):
     target_bytes: int = 256 << 20
     """Segments are merged until they have this size."""
     min_dead: float = 0.0
@@ -166,16 +164,14 @@ class PlanOptions:
     merge: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Bin:
+class Bin(msgspec.Struct, frozen=True):
     """Segments that become one (or none, if nothing in them lives), in the order of seqs."""
 
     number: int
     old: tuple[ManifestSegment, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(msgspec.Struct, frozen=True):
     bins: tuple[Bin, ...]
     dropped: Mapping[int, BitMap64]
     """By topic id: live records that keys let go."""

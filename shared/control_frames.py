@@ -3,8 +3,9 @@
 Past tense, because a frame in the log is a fact. `encode_control` and `decode_control` are inverse.
 """
 
-from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
+
+import msgspec
 
 from shared.cbor_body import (
     Fields,
@@ -27,8 +28,7 @@ from shared.router_frames import ROUTER_FACTS, RouterFact
 TIERS = ("hot", "cold")
 
 
-@dataclass(frozen=True, slots=True)
-class SealedTopic:
+class SealedTopic(msgspec.Struct, frozen=True):
     """One topic's share of a segment."""
 
     topic_id: int
@@ -50,8 +50,7 @@ class Hole(NamedTuple):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class TopicCreated:
+class TopicCreated(msgspec.Struct, frozen=True):
     kind: ClassVar[Kind] = Kind.TOPIC_CREATE
     name: str
     epoch: int
@@ -71,8 +70,7 @@ class TopicCreated:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class TopicConfigured:
+class TopicConfigured(msgspec.Struct, frozen=True):
     kind: ClassVar[Kind] = Kind.TOPIC_CONFIG
     config: dict[str, object]
 
@@ -84,13 +82,11 @@ class TopicConfigured:
         return cls(fields.need("config", as_map))
 
 
-@dataclass(frozen=True, slots=True)
-class TopicDeleted:
+class TopicDeleted(msgspec.Struct, frozen=True):
     kind: ClassVar[Kind] = Kind.TOPIC_DELETE
 
 
-@dataclass(frozen=True, slots=True)
-class RecordsDeleted:
+class RecordsDeleted(msgspec.Struct, frozen=True):
     kind: ClassVar[Kind] = Kind.RECORDS_DELETE
     upto: int
     before: int | None = None
@@ -107,8 +103,7 @@ class RecordsDeleted:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Watermark:
+class Watermark(msgspec.Struct, frozen=True):
     kind: ClassVar[Kind] = Kind.WATERMARK
     floor: int | None = None
     reason: str | None = None
@@ -129,8 +124,7 @@ class Watermark:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Sealed:
+class Sealed(msgspec.Struct, frozen=True):
     kind: ClassVar[Kind] = Kind.SEALED
     segment: int
     digest: str
@@ -151,8 +145,7 @@ class Sealed:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class SegmentMoved:
+class SegmentMoved(msgspec.Struct, frozen=True):
     kind: ClassVar[Kind] = Kind.SEGMENT_MOVED
     segment: int
     tier: str
@@ -165,8 +158,7 @@ class SegmentMoved:
         return cls(fields.need("segment", as_uint), fields.need("tier", as_tier))
 
 
-@dataclass(frozen=True, slots=True)
-class Synced:
+class Synced(msgspec.Struct, frozen=True):
     kind: ClassVar[Kind] = Kind.SYNCED
     lsn: int
 
@@ -178,13 +170,11 @@ class Synced:
         return cls(fields.need("lsn", as_uint))
 
 
-@dataclass(frozen=True, slots=True)
-class FileEnded:
+class FileEnded(msgspec.Struct, frozen=True):
     kind: ClassVar[Kind] = Kind.FILE_END
 
 
-@dataclass(frozen=True, slots=True)
-class SegmentsReplaced:
+class SegmentsReplaced(msgspec.Struct, frozen=True):
     """A compaction was adopted: what topics had in the old segments they have in the new ones from here on."""
 
     kind: ClassVar[Kind] = Kind.SEGMENTS_REPLACED
@@ -211,8 +201,7 @@ class SegmentsReplaced:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Session:
+class Session(msgspec.Struct, frozen=True):
     """A worker opened the log here."""
 
     kind: ClassVar[Kind] = Kind.SESSION
@@ -235,8 +224,7 @@ class LeaseRow(NamedTuple):
     node: str
 
 
-@dataclass(frozen=True, slots=True)
-class JobsLeased:
+class JobsLeased(msgspec.Struct, frozen=True):
     kind: ClassVar[Kind] = Kind.JOBS_LEASED
     leases: tuple[LeaseRow, ...]
 
@@ -248,8 +236,7 @@ class JobsLeased:
         return cls(fields.need("leases", lambda value: list_of(value, _as_lease)))
 
 
-@dataclass(frozen=True, slots=True)
-class JobsDone:
+class JobsDone(msgspec.Struct, frozen=True):
     kind: ClassVar[Kind] = Kind.JOBS_DONE
     seqs: tuple[int, ...]
     dead: bool = False
@@ -263,8 +250,7 @@ class JobsDone:
         return cls(fields.need("seqs", lambda value: list_of(value, as_uint)), fields.need("dead", as_bool))
 
 
-@dataclass(frozen=True, slots=True)
-class JobsReleased:
+class JobsReleased(msgspec.Struct, frozen=True):
     kind: ClassVar[Kind] = Kind.JOBS_RELEASED
     jobs: tuple[tuple[int, int], ...]
     """(seq, when it is due)"""

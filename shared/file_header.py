@@ -1,8 +1,8 @@
 """The 64-byte header that every file of the store begins with. Layout: docs/disk-format.md §3."""
 
-from dataclasses import dataclass
 from struct import Struct
 
+import msgspec
 from xxhash import xxh3_64_intdigest
 
 from shared.format_errors import BadBytes, NewerVersion
@@ -20,8 +20,7 @@ _CHECKSUM = Struct("<Q")
 _ZEROS = bytes(24)
 
 
-@dataclass(frozen=True, slots=True)
-class FileHeader:
+class FileHeader(msgspec.Struct, frozen=True):
     shard: int
     number: int
     """File, segment or snapshot number, or the generation of a manifest."""

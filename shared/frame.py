@@ -5,11 +5,11 @@ F2 a frame that is intact but of a newer version or unknown kind raises, so that
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from struct import Struct
 from typing import NamedTuple
 
+import msgspec
 from xxhash import xxh3_64, xxh3_64_intdigest
 
 from shared.format_errors import NewerVersion
@@ -78,23 +78,20 @@ class Frame(NamedTuple):
     """Where the next frame starts, counted like the `origin` given to the decoder."""
 
 
-@dataclass(frozen=True, slots=True)
-class NeedMore:
+class NeedMore(msgspec.Struct, frozen=True):
     """The buffer ends before the frame does."""
 
     bytes_needed: int
     """Counted from the frame's first byte; a guess until the header is complete, never too many."""
 
 
-@dataclass(frozen=True, slots=True)
-class BadFrame:
+class BadFrame(msgspec.Struct, frozen=True):
     reason: str
     claimed_topic: int = 0
     """What the header says, for reports only: nothing vouches for it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Blank:
+class Blank(msgspec.Struct, frozen=True):
     """Zeros where a frame could stand: preallocated space, or a lost write."""
 
 

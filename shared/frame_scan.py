@@ -4,8 +4,9 @@
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from struct import Struct
+
+import msgspec
 
 from shared.format_errors import NewerVersion
 from shared.frame import (
@@ -23,27 +24,25 @@ from shared.frame import (
 
 Pread = Callable[[int, int], bytes]
 
-CHUNK_BYTES = 4 << 20
+CHUNK_BYTES = 1 << 20
+_FILE_END = int(Kind.FILE_END)
 _LSN_AT = 16
 _lsn_bytes = Struct("<Q").pack
 _unpack_length = Struct("<I").unpack_from
 
 
-@dataclass(frozen=True, slots=True)
-class End:
+class End(msgspec.Struct, frozen=True):
     """The frames reach exactly to the end of the range, or to a FILE_END frame."""
 
 
-@dataclass(frozen=True, slots=True)
-class Torn:
+class Torn(msgspec.Struct, frozen=True):
     """Bytes that are neither a frame nor blank. Torn tail or damage: what follows decides, see §7."""
 
     reason: str
     claimed_topic: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(msgspec.Struct, frozen=True):
     """Why a scan ended; `offset` is the place behind the last good frame."""
 
     offset: int
@@ -65,7 +64,7 @@ def scan_frames(
         if isinstance(found, Frame):
             yield found
             position = found.end
-            if found.kind == Kind.FILE_END:
+            if found.kind == _FILE_END:
                 yield Stop(position, End())
                 return
             continue
@@ -85,14 +84,23 @@ def scan_frames(
 
 
 def find_valid_frame(
-    pread: Pread, start: int, end: int, lsn_base: int, chunk_bytes: int = CHUNK_BYTES
+    pread: Pread,
+    start: int,
+    end: int,
+    lsn_base: int,
+    chunk_bytes: int = CHUNK_BYTES,
+    blank_from: int | None = None,
 ) -> int | None:
-    """The offset of the first intact frame at or behind `start`, also of a newer one."""
+    """The offset of the first intact frame at or behind `start`, also of a newer one.
+
+    The caller may know that there are only zeros from `blank_from` on, where no frame can begin.
+    """
     overlap = len(FRAME_MAGIC) - 1
     assert chunk_bytes > overlap
     position = start
-    while position < end:
-        chunk = pread(min(chunk_bytes, end - position), position)
+    search_end = end if blank_from is None else min(end, blank_from)
+    while position < search_end:
+        chunk = pread(min(chunk_bytes, search_end - position), position)
         at = chunk.find(FRAME_MAGIC)
         while at >= 0:
             # Records may be full of the magic; the lsn behind it tells almost always without a read.

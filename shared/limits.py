@@ -60,7 +60,23 @@ SNAPSHOT_SLICE_TOPICS: Final = 32
 
 COLD_WATCH_MS: Final = 2000  # how often a worker looks for a staged compaction
 SNAPSHOT_EVERY_WAL_BYTES: Final = 256 * MiB
-"""WAL bytes since the last snapshot after which the next one is taken: bounds replay."""
+"""WAL bytes since the last snapshot after which the next one is taken: bounds replay. What a start had to replay
+counts, so that a shard that is killed again and again does not have more to replay every time."""
+
+SNAPSHOT_EVERY_WAL_FRAMES: Final = 1_000_000
+"""WAL frames since the last snapshot after which the next one is taken: of small frames replay costs time by the
+frame, not by the byte."""
+
+SEAL_REST_S: Final = 1.0
+"""Seconds between two sealing passes: what becomes due by its records or bytes meanwhile is sealed together. Shorter
+in proportion with a `segment_max_events` below its default: that asks for smaller segments."""
+
+SEAL_GATHER_MAX_BYTES: Final = 64 * MiB
+"""WAL bytes since the last pass that end the rest early; `segment_max_bytes` does if it is lower."""
+
+SEAL_GATHER_MAX_FRAMES: Final = 100_000
+"""WAL frames since the last pass that end the rest early: 38 bytes of memory each, and some work between two turns
+when they are sealed."""
 
 # --- memory per shard -------------------------------------------------------------------------
 
@@ -181,9 +197,6 @@ WORKER_MAX_LINKS: Final = 1024
 
 PUSH_MAX_BYTES: Final = 64 * KiB
 """Bytes of records in one push to subscribers; more is only announced, and read by whoever wants it."""
-
-TURNS_BEFORE_YIELD: Final = 16
-"""Turns in a row under load before timers and finished jobs get a look in."""
 
 TOPIC_SERIES_MAX: Final = 1000
 """Topics that one worker reports with metrics of their own."""

@@ -3,8 +3,7 @@
 `previous` chains the generations: a manifest of the past that was rewritten no longer fits the next one.
 """
 
-from dataclasses import dataclass
-
+import msgspec
 from xxhash import xxh3_64_intdigest
 
 from shared.cbor_body import Fields, as_list, as_map, as_text, as_uint, dump_map, list_of, load_map
@@ -20,8 +19,7 @@ from shared.format_errors import BadBytes
 from shared.frame import BadFrame, Frame, Kind, build_frame, decode_frame
 
 
-@dataclass(frozen=True, slots=True)
-class ManifestTopic:
+class ManifestTopic(msgspec.Struct, frozen=True):
     name: str
     epoch: int
     first: int
@@ -29,8 +27,7 @@ class ManifestTopic:
     count: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ManifestSegment:
+class ManifestSegment(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     path: str
     """Relative to the shard's directory in the cold tier."""
@@ -44,8 +41,7 @@ class ManifestSegment:
     topics: tuple[ManifestTopic, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     generation: int
     shard: int
     created_ms: int

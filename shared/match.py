@@ -10,8 +10,9 @@ at the end of a Glob; it keeps every predicate answerable from a sorted index by
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal, cast, get_args
+
+import msgspec
 
 from shared.errors import InvalidRequest
 from shared.limits import MATCH_VALUE_MAX_BYTES
@@ -23,8 +24,7 @@ FIELDS: tuple[str, ...] = get_args(Field)
 OPS: tuple[str, ...] = get_args(Op)
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(msgspec.Struct, frozen=True):
     """`value` is the operand: for Glob the prefix, its star removed."""
 
     field: Field

@@ -5,7 +5,8 @@ Sealing and compaction decide which records stay; here their JSON and columns ar
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from shared.columns import (
     COLUMN_ENDS,
@@ -16,14 +17,13 @@ from shared.columns import (
     FIELDS,
     Columns,
 )
-from shared.int_arrays import dump, is_strictly_ascending, shift_u32
+from shared.int_arrays import dump, is_ascending, is_strictly_ascending, shift_u32
 from shared.limits import BLOCK_MAX_RECORDS
 
 BLOCK_MAX_JSON_BYTES = 256 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class AssembledRecords:
+class AssembledRecords(msgspec.Struct, frozen=True):
     """The content of one block, ready to be encoded."""
 
     count: int
@@ -45,7 +45,7 @@ class AssembledRecords:
         if not self.column_flags & FIELD_COLUMN[field]:
             return set()
         columns = Columns(self.column_flags, self.count, len(self.json), memoryview(self.columns))
-        return {value for value in columns.values(field) if value is not None}
+        return columns.distinct(field)
 
 
 class _FieldColumn:
@@ -76,7 +76,7 @@ class RecordAssembler:
     def __init__(self) -> None:
         self.count = 0
         self.json_bytes = 0
-        self._json: list[bytes] = []
+        self._json: list[bytes | memoryview] = []
         self._ends = array("I")
         self._flags: list[bytes] = []
         # Columns appear with the first source that has them: most records have none.
@@ -112,8 +112,14 @@ class RecordAssembler:
         if kept and not isinstance(kept, range) and kept[-1] - kept[0] == len(kept) - 1:
             kept = range(kept[0], kept[-1] + 1)
         self._take(json, columns, lo, hi, kept)
-        stamps = array("Q", (times,)) * (hi - lo) if isinstance(times, int) else times[lo:hi]
-        self._take_times(stamps, min(stamps), max(stamps))
+        if isinstance(times, int):
+            self._take_times(array("Q", (times,)) * (hi - lo), times, times)
+            return
+        stamps = times[lo:hi]
+        # Times follow the seqs, but what is read from a file is not relied on.
+        ordered = is_ascending(stamps)
+        lowest, highest = (stamps[0], stamps[-1]) if ordered else (min(stamps), max(stamps))
+        self._take_times(stamps, lowest, highest)
 
     def _take(self, json: memoryview, columns: Columns, lo: int, hi: int, seqs: Sequence[int]) -> None:
         count = hi - lo
@@ -123,7 +129,9 @@ class RecordAssembler:
         start, stop = ends[lo - 1] if lo else 0, ends[hi - 1]
         assert self.json_bytes + stop - start <= BLOCK_MAX_JSON_BYTES
         self._ends.extend(shift_u32(ends[lo:hi], self.json_bytes - start))
-        self._json.append(bytes(json[start:stop]))
+        part = json[start:stop]
+        # A view keeps all of its source in memory: a copy, where little of that is taken.
+        self._json.append(part if 2 * len(part) >= len(json) else bytes(part))
         self.json_bytes += stop - start
         self._flags.append(columns.flags[lo:hi])
         self._take_meta(columns.meta, lo, hi)

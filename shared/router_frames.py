@@ -3,16 +3,16 @@
 Three concern the source of a router, two its destination. They belong to `control_frames` and are decoded there.
 """
 
-from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
+
+import msgspec
 
 from shared.cbor_body import Fields, as_list, as_text, as_uint, list_of
 from shared.frame import Kind
 from shared.router_types import RouterRules
 
 
-@dataclass(frozen=True, slots=True)
-class RouterDefined:
+class RouterDefined(msgspec.Struct, frozen=True):
     """On the source. `epoch` is the router's own: one that is made anew under the same name has a later one."""
 
     kind: ClassVar[Kind] = Kind.ROUTER_DEFINED
@@ -45,8 +45,7 @@ class RouterDefined:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class RouterDropped:
+class RouterDropped(msgspec.Struct, frozen=True):
     """On the source."""
 
     kind: ClassVar[Kind] = Kind.ROUTER_DROPPED
@@ -71,8 +70,7 @@ class CursorRow(NamedTuple):
     forwarded: int
 
 
-@dataclass(frozen=True, slots=True)
-class RouterCursors:
+class RouterCursors(msgspec.Struct, frozen=True):
     """On the source, now and then. A hint: the destination knows better."""
 
     kind: ClassVar[Kind] = Kind.ROUTER_CURSORS
@@ -86,8 +84,7 @@ class RouterCursors:
         return cls(fields.need("cursors", lambda value: list_of(value, as_cursor_row)))
 
 
-@dataclass(frozen=True, slots=True)
-class RouteTrimmed:
+class RouteTrimmed(msgspec.Struct, frozen=True):
     """On the destination: records that the source lost before they were copied, as a hole in its seqs."""
 
     kind: ClassVar[Kind] = Kind.ROUTE_TRIMMED
@@ -117,8 +114,7 @@ class RouteTrimmed:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class RouteForgotten:
+class RouteForgotten(msgspec.Struct, frozen=True):
     """On the destination: the router is gone, its progress need not be remembered."""
 
     kind: ClassVar[Kind] = Kind.ROUTE_FORGOTTEN

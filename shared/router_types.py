@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal, cast
 
 import msgspec
@@ -93,8 +92,7 @@ class RouterDeleted(Struct):
     performance: Performance
 
 
-@dataclass(frozen=True, slots=True)
-class RouterRules:
+class RouterRules(msgspec.Struct, frozen=True):
     """How a router copies. What may change in place: where it stands does not depend on it."""
 
     preserve_node: bool = True

@@ -5,10 +5,10 @@ alone; the second covers the JSON and is seeded with the first, so the parts of 
 """
 
 from array import array
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from struct import Struct
 
+import msgspec
 from xxhash import xxh3_64_intdigest
 
 from shared.columns import COLUMNS_MASK, Columns
@@ -36,8 +36,7 @@ _U64 = Struct("<Q")
 _SUMMED_HEADER_BYTES = 72
 
 
-@dataclass(frozen=True, slots=True)
-class BlockHeader:
+class BlockHeader(msgspec.Struct, frozen=True):
     length: int
     topic_id: int
     first_seq: int
@@ -60,8 +59,7 @@ class BlockHeader:
         return BLOCK_HEADER_BYTES + self.columns_stored
 
 
-@dataclass(frozen=True, slots=True)
-class BlockColumns:
+class BlockColumns(msgspec.Struct, frozen=True):
     """What describes a block's records: everything but their JSON."""
 
     header: BlockHeader
@@ -74,8 +72,7 @@ class BlockColumns:
         return self.times if isinstance(self.times, int) else self.times[index]
 
 
-@dataclass(frozen=True, slots=True)
-class Block(BlockColumns):
+class Block(BlockColumns, frozen=True):
     json: memoryview
 
 
@@ -87,7 +84,9 @@ def decode_segment_header(buffer: bytes | memoryview) -> FileHeader:
     return decode_file_header(SEGMENT_MAGIC, buffer)
 
 
-def encode_block(topic_id: int, records: AssembledRecords) -> bytes:
+def encode_block(
+    topic_id: int, records: AssembledRecords, deflate: Callable[[bytes], bytes] = compress
+) -> bytes:
     flags, raw_columns = records.column_flags, records.columns
     if records.times is not None:
         flags |= FLAG_TIMES
@@ -95,7 +94,9 @@ def encode_block(topic_id: int, records: AssembledRecords) -> bytes:
     if records.seqs is not None:
         flags |= FLAG_SEQS
         raw_columns = dump(records.seqs) + raw_columns
-    codec, columns, json = CODEC_ZSTD, _deflate(raw_columns), compress(records.json)
+    # An empty part stays empty: most blocks of one record have no columns.
+    columns = deflate(raw_columns) if raw_columns else raw_columns
+    codec, json = CODEC_ZSTD, deflate(records.json)
     raw_bytes = len(raw_columns) + len(records.json)
     # Every read of a compressed block pays for decompression: a few per cent are not worth it.
     if len(columns) + len(json) > raw_bytes - raw_bytes // 16:
@@ -202,11 +203,6 @@ def _split_u64(header: BlockHeader, raw: memoryview) -> "tuple[array[int], memor
     if len(raw) < size:
         raise BadBytes("block columns too short", BLOCK_HEADER_BYTES)
     return load_u64(raw[:size]), raw[size:]
-
-
-def _deflate(raw: bytes) -> bytes:
-    """An empty part stays empty: most blocks of one record have no columns."""
-    return compress(raw) if raw else raw
 
 
 def _raw(stored: memoryview, codec: int, raw_len: int) -> memoryview:

@@ -6,9 +6,9 @@ Kept in arrays, not objects: a segment may hold a hundred thousand small topics.
 from array import array
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import cbor2
+import msgspec
 
 from shared.cbor_body import as_bytes, as_list, as_map, as_text, as_uint, load_map
 from shared.columns import FIELDS
@@ -20,8 +20,7 @@ INDEX_MAX_RAW_BYTES = 256 << 20
 FieldRanges = Mapping[str, tuple[bytes, bytes]]
 
 
-@dataclass(frozen=True, slots=True)
-class BlockEntry:
+class BlockEntry(msgspec.Struct, frozen=True):
     offset: int
     length: int
     topic_id: int
@@ -35,8 +34,7 @@ class BlockEntry:
     """Smallest and largest value of each field that has any."""
 
 
-@dataclass(frozen=True, slots=True)
-class TopicEntry:
+class TopicEntry(msgspec.Struct, frozen=True):
     topic_id: int
     name: str
     epoch: int

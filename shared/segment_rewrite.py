@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+import msgspec
 from pyroaring import BitMap64
 
 from shared.block_cutting import Stretch, join_blocks
@@ -33,8 +34,7 @@ from shared.segment_writer import SegmentBuilder, SegmentTopic
 _B = TypeVar("_B", bound=BlockColumns)
 
 
-@dataclass(frozen=True, slots=True)
-class OpenSegment:
+class OpenSegment(msgspec.Struct, frozen=True):
     """A segment that can be read, and its index."""
 
     path: str

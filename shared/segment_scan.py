@@ -5,9 +5,9 @@ of it, and without an index it still finds the blocks by their magic.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from struct import Struct
 
+import msgspec
 from xxhash import xxh3_64
 
 from shared.columns import FIELDS
@@ -30,8 +30,7 @@ _SEARCH_CHUNK_BYTES = 4 << 20
 _U64 = Struct("<Q")
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(msgspec.Struct, frozen=True):
     """One thing that is wrong. Topic and seqs are None where nothing vouches for them."""
 
     offset: int
@@ -41,8 +40,7 @@ class Finding:
     last_seq: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SegmentVerdict:
+class SegmentVerdict(msgspec.Struct, frozen=True):
     findings: tuple[Finding, ...]
     blocks: int
     """Intact blocks, and the records in them."""
@@ -57,8 +55,7 @@ class SegmentVerdict:
         return not self.findings
 
 
-@dataclass(frozen=True, slots=True)
-class SegmentRecord:
+class SegmentRecord(msgspec.Struct, frozen=True):
     topic_id: int
     seq: int
     ts: int

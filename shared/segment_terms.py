@@ -8,9 +8,9 @@ import sys
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable
-from dataclasses import dataclass
 from struct import Struct
 
+import msgspec
 from xxhash import xxh3_64_intdigest
 
 from shared.file_header import FILE_HEADER_BYTES
@@ -72,8 +72,7 @@ class Terms:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class Trailer:
+class Trailer(msgspec.Struct, frozen=True):
     terms_at: int
     terms_len: int
     index_at: int

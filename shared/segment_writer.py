@@ -11,6 +11,7 @@ from shared.record_assembler import AssembledRecords
 from shared.segment_format import encode_block, encode_segment_header
 from shared.segment_index import BlockEntry, TopicEntry, encode_index, summarise_topic
 from shared.segment_terms import encode_terms, encode_trailer, term_hash
+from shared.zstd_part import compressor
 
 
 class SegmentTopic(NamedTuple):
@@ -38,6 +39,7 @@ class SegmentBuilder:
         self._started: list[tuple[SegmentTopic, int]] = []
         """Each topic with the ordinal of its first block."""
         self._topic_ids: set[int] = set()
+        self._deflate = compressor()
         self._finished = False
 
     @property
@@ -51,7 +53,7 @@ class SegmentBuilder:
                 raise ValueError(f"the blocks of topic {topic.topic_id} are not adjacent")
             self._topic_ids.add(topic.topic_id)
             self._started.append((topic, len(self._blocks)))
-        block = encode_block(topic.topic_id, records)
+        block = encode_block(topic.topic_id, records, self._deflate)
         self._digest.update(block[72:80])
         self._digest.update(block[-8:])
         entry = BlockEntry(

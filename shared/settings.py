@@ -11,10 +11,8 @@ would be right. Nothing is read here: callers pass the mappings in.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import ipaddress
 import re
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeVar, cast
@@ -324,10 +322,19 @@ class Settings:
         lo=1 * MiB,
     )
     segment_max_events: int = _int(
-        _STORAGE, 10_000, "A topic is due for sealing at this many unsealed records.", unit="records", lo=1
+        _STORAGE,
+        10_000,
+        "A topic is due for sealing at this many unsealed records. Under load all that are due are sealed together, "
+        "about once a second.",
+        unit="records",
+        lo=1,
     )
     segment_max_bytes: int = _size(
-        _STORAGE, 64 * MiB, "A topic is due for sealing at this many unsealed bytes.", lo=64 * KiB
+        _STORAGE,
+        64 * MiB,
+        "A topic is due for sealing at this many unsealed bytes. So much new log in a shard, or 64 MiB, also lets the "
+        "next sealing start early.",
+        lo=64 * KiB,
     )
     segment_max_age_ms: int = _ms(
         _STORAGE,
@@ -492,6 +499,8 @@ class _Given(NamedTuple):
 
 def parse_toml(data: bytes) -> dict[str, object]:
     """The content of a `--config` file as `load_settings` takes it."""
+    import tomllib  # not in the children, which get their settings ready-made
+
     try:
         return tomllib.loads(data.decode("utf-8"))
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as err:
@@ -562,6 +571,8 @@ def _unknown(key: str, source: str, known: list[str]) -> BadSetting:
     wanted = key.upper() if source == "environment" else key.lower()
     if source == "config file":
         wanted = wanted.removeprefix(ENV_PREFIX.lower()).replace("-", "_")
+    import difflib  # for a wrong key alone
+
     near = difflib.get_close_matches(wanted, known, n=1)
     hint = f"did you mean {near[0]}?" if near else "docs/configuration.md lists all of them"
     return BadSetting(key=key, source=source, message=f"no such setting; {hint}")

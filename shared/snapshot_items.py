@@ -1,7 +1,8 @@
 """What a snapshot says, and the CBOR maps it is said in. Fields: docs/disk-format.md §5."""
 
 from array import array
-from dataclasses import dataclass, field
+
+import msgspec
 
 from shared.cbor_body import (
     Fields,
@@ -22,30 +23,27 @@ from shared.frame import Frame, Kind
 from shared.int_arrays import dump, load_u16, load_u32, load_u64
 
 
-@dataclass(frozen=True, slots=True)
-class SnapBegin:
+class SnapBegin(msgspec.Struct, frozen=True):
     shard: int
     start: int
     """Replay begins at this lsn."""
 
 
-@dataclass(frozen=True, slots=True)
-class HotIndex:
+class HotIndex(msgspec.Struct, frozen=True):
     """The unsealed records of a topic: one entry per append frame, in seven columns."""
 
-    first: "array[int]" = field(default_factory=lambda: array("Q"))
-    lsn: "array[int]" = field(default_factory=lambda: array("Q"))
+    first: "array[int]" = msgspec.field(default_factory=lambda: array("Q"))
+    lsn: "array[int]" = msgspec.field(default_factory=lambda: array("Q"))
     """Of the JSON part."""
-    ts: "array[int]" = field(default_factory=lambda: array("Q"))
-    size: "array[int]" = field(default_factory=lambda: array("I"))
-    live: "array[int]" = field(default_factory=lambda: array("I"))
+    ts: "array[int]" = msgspec.field(default_factory=lambda: array("Q"))
+    size: "array[int]" = msgspec.field(default_factory=lambda: array("I"))
+    live: "array[int]" = msgspec.field(default_factory=lambda: array("I"))
     """Bytes of `size` that belong to live records."""
-    count: "array[int]" = field(default_factory=lambda: array("I"))
-    flags: "array[int]" = field(default_factory=lambda: array("H"))
+    count: "array[int]" = msgspec.field(default_factory=lambda: array("I"))
+    flags: "array[int]" = msgspec.field(default_factory=lambda: array("H"))
 
 
-@dataclass(frozen=True, slots=True)
-class SealedRun:
+class SealedRun(msgspec.Struct, frozen=True):
     """A topic's records in one segment."""
 
     segment: int
@@ -56,16 +54,14 @@ class SealedRun:
     max_ts: int
 
 
-@dataclass(frozen=True, slots=True)
-class DedupeEntry:
+class DedupeEntry(msgspec.Struct, frozen=True):
     key: str
     first: int
     count: int
     ts: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SnapTopic:
+class SnapTopic(msgspec.Struct, frozen=True, kw_only=True):
     id: int
     name: str
     epoch: int
@@ -83,23 +79,21 @@ class SnapTopic:
     holes: tuple[Hole, ...] = ()
     deleted: bytes | None = None
     """A 64-bit roaring bitmap in the portable format."""
-    hot: HotIndex = field(default_factory=HotIndex)
+    hot: HotIndex = msgspec.field(default_factory=HotIndex)
     sealed: tuple[SealedRun, ...] = ()
     dedupe: tuple[DedupeEntry, ...] = ()
-    more: dict[str, object] = field(default_factory=dict)
+    more: dict[str, object] = msgspec.field(default_factory=dict)
     """Further fields, of queues and routers; their owners check them."""
 
 
-@dataclass(frozen=True, slots=True)
-class SnapSegment:
+class SnapSegment(msgspec.Struct, frozen=True):
     number: int
     tier: str
     size: int
     digest: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SnapSegments:
+class SnapSegments(msgspec.Struct, frozen=True, kw_only=True):
     next_segment: int
     segments: tuple[SnapSegment, ...]
     next_topic_id: int
@@ -107,8 +101,7 @@ class SnapSegments:
     epoch: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SnapEnd:
+class SnapEnd(msgspec.Struct, frozen=True, kw_only=True):
     topics: int
     end: int
     clean: bool

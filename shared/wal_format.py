@@ -22,6 +22,8 @@ WAL_MAX_FILE_BYTES = 1 << LSN_OFFSET_BITS
 
 _APPEND = Struct("<QIIII")
 _pack_append = _APPEND.pack
+_unpack_append = _APPEND.unpack_from
+_NOT_APPEND_FLAGS = ~(COLUMNS_MASK | FLAG_EXTRA)
 _U32 = Struct("<I")
 _COMMA = ord(",")
 
@@ -121,25 +123,38 @@ def build_append_body(
     return [header, json, columns, extra]
 
 
-def decode_append(frame: Frame) -> AppendView:
-    """The content of an intact APPEND frame; raises BadBytes if it contradicts itself."""
-    body, flags = frame.body, frame.flags
-    if frame.kind != Kind.APPEND or flags & ~(COLUMNS_MASK | FLAG_EXTRA):
-        raise BadBytes(f"append frame with kind {frame.kind}, flags {flags:#x}")
-    if len(body) < APPEND_HEADER_BYTES:
+def decode_append_header(flags: int, body: memoryview) -> tuple[int, int, int, int]:
+    """(first seq, count, bytes of JSON, reserve) of an intact APPEND frame; raises BadBytes if it contradicts itself.
+
+    All that replay needs of a frame without FLAG_EXTRA: it makes nothing but these numbers.
+    """
+    if flags & _NOT_APPEND_FLAGS:
+        raise BadBytes(f"append frame with flags {flags:#x}")
+    length = len(body)
+    if length < APPEND_HEADER_BYTES:
         raise BadBytes("append frame without header")
-    first_seq, count, json_len, reserve, columns_len = _APPEND.unpack_from(body)
+    first_seq, count, json_len, reserve, columns_len = _unpack_append(body)
     json_end = APPEND_HEADER_BYTES + json_len
-    if json_end + columns_len != len(body):
+    if json_end + columns_len != length:
         raise BadBytes("lengths of an append frame", 12)
     if count < 1 or first_seq + count - 1 > U64_MAX:
         raise BadBytes(f"append frame of {count} records from seq {first_seq}")
-    json = body[APPEND_HEADER_BYTES:json_end]
-    if json_len == 0 or json[-1] != _COMMA:
+    if json_len == 0 or body[json_end - 1] != _COMMA:
         raise BadBytes("the JSON part does not end with a comma", json_end)
+    return first_seq, count, json_len, reserve
+
+
+def decode_append(frame: Frame) -> AppendView:
+    """The content of an intact APPEND frame; raises BadBytes if it contradicts itself."""
+    body, flags = frame.body, frame.flags
+    if frame.kind != Kind.APPEND:
+        raise BadBytes(f"append frame with kind {frame.kind}")
+    first_seq, count, json_len, reserve = decode_append_header(flags, body)
+    json_end = APPEND_HEADER_BYTES + json_len
     columns, extra = body[json_end:], NO_EXTRA
     if flags & FLAG_EXTRA:
         columns, extra = _split_extra(columns)
+    json = body[APPEND_HEADER_BYTES:json_end]
     return AppendView(first_seq, count, reserve, json, flags & COLUMNS_MASK, columns, extra)
 
 

@@ -223,23 +223,25 @@ _extent = Struct(">BBQBQBQ").pack  # array of 3 | file | offset | length
 def encode_answers(messages: Sequence[ServerMessage]) -> bytes:
     """One frame with these messages in order; more than one only if they would not fit.
 
-    Answers of one turn often share one `timings` object; it is encoded once.
+    Answers of one turn often share one `timings` object: it travels with the first of them.
     """
     parts: list[bytes] = [b""]
     add = parts.append
-    known_timings: Timings | None = None
-    known_bytes = b"\xf6"
+    told: Timings | None = None
     for message in messages:
         if type(message) is not Answer:
             add(_encode_notice(cast(Notice, message)))
             continue
         id_, status, body, timings, extents, tail = message
-        if timings is not known_timings:
-            known_timings = timings
-            known_bytes = b"\xf6" if timings is None else cbor2.dumps(timings)
         add(_answer_head(0x84 if extents is None else 0x86, 0x1B, id_, 0x19, status, 0x5A, len(body)))
         add(body)
-        add(known_bytes)
+        if timings is None:
+            add(_NULL)
+        elif timings is told:
+            add(_SAME_TIMINGS)
+        else:
+            told = timings
+            add(_encode_timings(timings))
         if extents is not None:
             tail = tail or b""
             add(_bytes_head(0x9A, len(extents)))
@@ -254,6 +256,21 @@ def encode_answers(messages: Sequence[ServerMessage]) -> bytes:
     return b"".join(parts)
 
 
+_NULL: Final = b"\xf6"
+_SAME_TIMINGS: Final = b"\xf5"  # true
+_double = Struct(">Bd").pack
+_stats = Struct(">BBBBQBQ").pack  # array of 4 | notice | kind | topics | bytes
+
+
+def _encode_timings(timings: Timings) -> bytes:
+    """By hand, like the heads: every turn has one, and `cbor2.dumps` takes longer than the rest of its frame."""
+    parts = [bytes((0xB8, len(timings)))]
+    for name, value in timings.items():
+        text = name.encode()
+        parts += (bytes((0x78, len(text))), text, _double(0xFB, value))
+    return b"".join(parts)
+
+
 def _encode_notice(notice: Notice) -> bytes:
     match notice:
         case FileOpened(file):
@@ -261,7 +278,7 @@ def _encode_notice(notice: Notice) -> bytes:
         case FileRetired(file):
             return cbor2.dumps([_NOTICE_ID, _FILE_RETIRED, file])
         case Stats(topics, total):
-            return cbor2.dumps([_NOTICE_ID, _STATS, topics, total])
+            return _stats(0x84, _NOTICE_ID, _STATS, 0x1B, topics, 0x1B, total)
         case Draining():
             return cbor2.dumps([_NOTICE_ID, _DRAINING])
         case TopicAdvanced():
@@ -277,6 +294,7 @@ def _encode_notice(notice: Notice) -> bytes:
 def decode_answers(payload: bytes) -> list[ServerMessage]:
     """Answers and notices in the order in which they were sent; notices of a later protocol are left out."""
     found: list[ServerMessage] = []
+    told: Timings | None = None
     for message in _messages(payload):
         if type(message) is not list or not message:
             raise LinkError("a message is an array")
@@ -284,12 +302,16 @@ def decode_answers(payload: bytes) -> list[ServerMessage]:
             notice = _notice(message)
             if notice is not None:
                 found.append(notice)
-        else:
-            found.append(_answer(message))
+            continue
+        answer = _answer(message, told)
+        if answer.timings is not None:
+            told = answer.timings
+        found.append(answer)
     return found
 
 
-def _answer(message: list[object]) -> Answer:
+def _answer(message: list[object], told: Timings | None) -> Answer:
+    """`told`: the timings that came last in this frame."""
     count = len(message)
     if not 3 <= count <= 6:
         raise LinkError("an answer is an array of three to six")
@@ -303,7 +325,11 @@ def _answer(message: list[object]) -> Answer:
     ):
         raise LinkError("an answer has a field of the wrong type")
     timings = message[3] if count > 3 else None
-    if timings is not None:
+    if timings is True:
+        if told is None:
+            raise LinkError("an answer shares timings that nobody has told")
+        timings = told
+    elif timings is not None:
         _check_timings(timings)
     extents = message[4] if count > 4 else None
     tail = message[5] if count > 5 else None

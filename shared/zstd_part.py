@@ -1,5 +1,7 @@
 """Compressed parts of segment files, with a bound on what decompression may allocate."""
 
+from collections.abc import Callable
+
 import zstandard
 
 from shared.format_errors import BadBytes
@@ -7,9 +9,13 @@ from shared.format_errors import BadBytes
 LEVEL = 3
 
 
+def compressor() -> Callable[[bytes], bytes]:
+    """For many parts in a row. Not to be shared between threads: it keeps its tables from one part to the next."""
+    return zstandard.ZstdCompressor(level=LEVEL).compress
+
+
 def compress(raw: bytes) -> bytes:
-    # A context per call: contexts must not be shared between threads, and sealing runs in one.
-    return zstandard.ZstdCompressor(level=LEVEL).compress(raw)
+    return compressor()(raw)
 
 
 def decompress(stored: bytes | memoryview, raw_len: int) -> bytes:

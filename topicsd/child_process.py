@@ -6,10 +6,8 @@ import contextlib
 import logging
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -24,6 +22,7 @@ from shared.io.child_channel import (
     decode_status,
     encode_line,
 )
+from topicsd.spawn import Spawned
 
 log = logging.getLogger(__name__)
 
@@ -63,49 +62,24 @@ class Ending:
 
 
 class ChildProcess:
-    def __init__(
-        self, process: subprocess.Popen[bytes], *, pidfd: int, control_fd: int, status_fd: int
-    ) -> None:
-        self.pid = process.pid
-        self._process = process
-        self._pidfd = pidfd
-        self._control = trio.lowlevel.FdStream(control_fd)
-        self._status = trio.lowlevel.FdStream(status_fd)
+    def __init__(self, spawned: Spawned, boot: Boot) -> None:
+        """Tells a process that has been started what it is to do, and looks after it from now on."""
+        self.pid = spawned.process.pid
+        self._process = spawned.process
+        self._pidfd = spawned.pidfd
+        rest = _send_boot(spawned.control, boot)
+        self._control = trio.lowlevel.FdStream(spawned.control.detach())
+        self._status = trio.lowlevel.FdStream(spawned.status_fd)
         self._post, self._mail = trio.open_memory_channel[bytes](MAIL_MAX)
         self._splitter = LineSplitter(STATUS_LINE_MAX_BYTES)
         self._killed_for: str | None = None
         self._failure: StatusLine | None = None
         self._ready_at: float | None = None
+        if rest:
+            self._post.send_nowait(rest)
 
     def __repr__(self) -> str:
         return f"ChildProcess(pid={self.pid}, returncode={self._process.returncode})"
-
-    @classmethod
-    def start(cls, module: str, boot: Boot, *, env: Mapping[str, str]) -> ChildProcess:
-        """Raises OSError, with nothing left behind."""
-        with ExitStack() as theirs, ExitStack() as undo:
-            control_theirs, control_ours = os.pipe()
-            theirs.callback(os.close, control_theirs)
-            undo.callback(os.close, control_ours)
-            status_ours, status_theirs = os.pipe()
-            theirs.callback(os.close, status_theirs)
-            undo.callback(os.close, status_ours)
-            process = subprocess.Popen(  # noqa: S603 - our own interpreter and a module of ours
-                # -P: a directory named "gateway" where the server happens to be started is not ours.
-                [sys.executable, "-P", "-m", module, "--status-fd", str(status_theirs)],
-                stdin=control_theirs,
-                pass_fds=[status_theirs, *boot.listen_fds],
-                env=env,
-                # Out of the terminal's reach: Ctrl-C is for the supervisor, which then drains in order.
-                start_new_session=True,
-            )
-            undo.callback(process.wait)
-            undo.callback(process.kill)
-            pidfd = os.pidfd_open(process.pid)
-            undo.pop_all()
-        child = cls(process, pidfd=pidfd, control_fd=control_ours, status_fd=status_ours)
-        child.send(boot)
-        return child
 
     def send(self, message: object) -> None:
         """Queue a line for the child. One that does not read its mail is taken for hung."""
@@ -117,7 +91,7 @@ class ChildProcess:
             pass  # it is dying, and its successor will be told everything
 
     def ask_to_drain(self) -> None:
-        """End its control pipe, behind what was sent before."""
+        """End its control socket, behind what was sent before."""
         self._post.close()
 
     def kill(self, reason: str) -> None:
@@ -215,6 +189,11 @@ def exit_text(returncode: int) -> str:
     return f"it was killed by {name}"
 
 
-def child_environment(env: Mapping[str, str], secrets: Sequence[str]) -> dict[str, str]:
-    """The environment for children: what they must know comes over the pipe, and secrets not at all."""
-    return {name: value for name, value in env.items() if name not in secrets}
+def _send_boot(control: socket.socket, boot: Boot) -> bytes:
+    """With the descriptors that belong to it, as much as there is room for. Returns the rest of the line."""
+    control.setblocking(False)
+    line = encode_line(boot)
+    try:
+        return line[socket.send_fds(control, [line], boot.listen_fds) :]
+    except (BrokenPipeError, ConnectionResetError):
+        return b""  # it has died already, and its status pipe says so

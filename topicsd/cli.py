@@ -9,10 +9,11 @@ import importlib
 
 import click
 
-# Name of the subcommand → the module that has it, under the same name.
+# Name of the subcommand → the module that has it, under the same name (with an underscore if that is taken).
 _COMMANDS = {
     "backup": "topicsd.commands.backup",
     "cold": "topicsd.commands.cold",
+    "compile": "topicsd.commands.compile",
     "config": "topicsd.commands.config",
     "repair": "topicsd.commands.repair",
     "restore": "topicsd.commands.restore",
@@ -20,6 +21,7 @@ _COMMANDS = {
     "shard": "topicsd.commands.shard",
     "verify": "topicsd.commands.verify",
 }
+_SHADOWING = frozenset({"compile"})  # names that Python has already
 
 
 class _LazyGroup(click.Group):
@@ -30,7 +32,8 @@ class _LazyGroup(click.Group):
         module = _COMMANDS.get(cmd_name)
         if module is None:
             return None
-        found: click.Command = getattr(importlib.import_module(module), cmd_name)
+        name = f"{cmd_name}_" if cmd_name in _SHADOWING else cmd_name
+        found: click.Command = getattr(importlib.import_module(module), name)
         return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
 import tempfile
@@ -24,6 +23,8 @@ def find_socket_dir(data_dir: str) -> str:
     wanted = os.path.join(os.path.abspath(data_dir), "run")
     if len(os.fsencode(socket_path(wanted, _HIGHEST_SHARD))) <= SOCKET_PATH_MAX_BYTES:
         return wanted
+    import hashlib  # with OpenSSL: for the paths that need it
+
     place = hashlib.sha256(os.fsencode(os.path.realpath(data_dir))).hexdigest()[:16]
     return os.path.join(tempfile.gettempdir(), f"topicsd-{os.getuid()}-{place}")
 

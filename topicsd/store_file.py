@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 from typing import Final
 
 import msgspec
@@ -80,7 +79,7 @@ def with_id(fs: FileSystem, data_dir: str, store: Store) -> Store:
 
 
 def new_store_id() -> str:
-    return secrets.token_hex(8)
+    return os.urandom(8).hex()
 
 
 def save_store(fs: FileSystem, data_dir: str, store: Store) -> None:

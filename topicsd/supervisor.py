@@ -18,6 +18,7 @@ from functools import partial
 from typing import Final
 
 import trio
+from msgspec import structs
 
 from shard_worker.disk.dir_lock import DirectoryLocked, DirLock
 from shared.errors import BadSetting, DataDamage, DiskFault
@@ -25,9 +26,9 @@ from shared.io.bucket_fs import file_system
 from shared.io.child_channel import HEARTBEAT_S, Boot, StatusLine
 from shared.io.durable_fs import FileSystem
 from shared.io.object_store import open_store as open_archive
-from shared.settings import SETTINGS, Settings
+from shared.settings import Settings
 from topicsd.child_keeper import ChildKeeper, Condition, Phase
-from topicsd.child_process import ChildProcess, Silence, child_environment
+from topicsd.child_process import ChildProcess, Silence
 from topicsd.core.pulse import PulseLimits
 from topicsd.core.restart_policy import RestartTimes
 from topicsd.exits import Exit, StartRefused
@@ -37,6 +38,7 @@ from topicsd.public_port import PortFile, open_public_port, port_number, public_
 from topicsd.service_notify import MANAGER_ENV, ServiceNotifier
 from topicsd.service_report import ServiceReport
 from topicsd.socket_dir import make_socket_dir
+from topicsd.spawn import GATEWAY_MODULE, WORKER_MODULE, Forerunners, child_environment, spawn
 from topicsd.store_file import Store, open_store, with_id
 from topicsd.watchdog import Watchdog
 
@@ -61,8 +63,8 @@ _ORPHAN_GRACE_S: Final = 5.0
 class ChildPlan:
     """How children are run. Not for operators; tests put stand-ins and shorter times here."""
 
-    worker_module: str = "shard_worker"
-    gateway_module: str = "gateway"
+    worker_module: str = WORKER_MODULE
+    gateway_module: str = GATEWAY_MODULE
     heartbeat_s: float = HEARTBEAT_S
     silence: Silence = field(default_factory=Silence)
     restart: RestartTimes = field(default_factory=RestartTimes)
@@ -81,12 +83,16 @@ class Supervisor:
         env: Mapping[str, str],
         announce: Callable[[str], None],
         plan: ChildPlan | None = None,
+        forerunners: Forerunners | None = None,
     ) -> None:
-        """`settings` with the keys of the key file; `announce` gets the URL once the port is open."""
+        """`settings` with the keys of the key file; `announce` gets the URL once the port is open.
+
+        `forerunners` are children that have been started already.
+        """
         self._settings = settings
         self._manager_env = {name: value for name, value in env.items() if name in MANAGER_ENV}
-        secrets = [row.env for row in SETTINGS if row.secret]
-        self._env = child_environment(env, [*secrets, *MANAGER_ENV])
+        self._env = child_environment(env)
+        self._forerunners = forerunners or Forerunners()
         self._announce = announce
         self._plan = plan or ChildPlan()
         self._fs: FileSystem = file_system(settings.cold_dir)
@@ -234,18 +240,21 @@ class Supervisor:
     def _start_worker(self, shard: int) -> ChildProcess:
         # Only the gateway checks keys.
         settings = dataclasses.replace(self._settings, api_keys=(), file_api_keys=())
-        boot = dataclasses.replace(
+        boot = structs.replace(
             self._boot(settings, _WORKER_LINKS_SHARE), shard=shard, store_id=self._store_id
         )
-        return ChildProcess.start(self._plan.worker_module, boot, env=self._env)
+        return self._start(self._plan.worker_module, boot)
 
     def _start_gateway(self) -> ChildProcess:
         listen_fds = tuple(listener.fileno() for listener in self._listeners)
-        boot = dataclasses.replace(self._boot(self._settings, _GATEWAY_SHARE), listen_fds=listen_fds)
-        process = ChildProcess.start(self._plan.gateway_module, boot, env=self._env)
+        boot = structs.replace(self._boot(self._settings, _GATEWAY_SHARE), listen_fds=listen_fds)
+        process = self._start(self._plan.gateway_module, boot)
         for shard, worker in enumerate(self._workers):
             process.send(shard_event(shard, worker.condition, worker.restarts))
         return process
+
+    def _start(self, module: str, boot: Boot) -> ChildProcess:
+        return ChildProcess(self._forerunners.take(module) or spawn(module, env=self._env), boot)
 
     def _boot(self, settings: Settings, drain_share: float) -> Boot:
         drain_ms = settings.drain_timeout_ms

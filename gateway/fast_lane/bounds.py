@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from shared.limits import KiB, MiB
 
@@ -62,8 +63,7 @@ STREAM_STALL_FACTOR: Final = 2
 """A stalled stream is cut after this many write timeouts: its producer acts first and says goodbye."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EdgeOptions:
+class EdgeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The edge's settings. All times in milliseconds."""
 
     max_body_bytes: int = 64 * MiB

@@ -16,12 +16,9 @@ from gateway.exchange import Extent, Response
 from gateway.fast_lane.answer_slot import AnswerSlot
 from gateway.fast_lane.bounds import PUMP_BYTES
 from gateway.fast_lane.response_head import BODYLESS, HeadCache
+from gateway.io.file_table import FileTooShort
 
 _MAX_PARTS = 32  # of one sendmsg call
-
-
-class FileTooShort(OSError):
-    """A file ended inside an extent. The promised length cannot be kept: the connection must end."""
 
 
 @dataclass(slots=True)
@@ -31,9 +28,11 @@ class _FilePart:
     left: int
 
 
-@dataclass(frozen=True, slots=True)
 class _Release:
-    call: Callable[[], None]
+    __slots__ = ("call",)
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self.call = call
 
 
 class Output:

@@ -6,8 +6,8 @@ content type and rebuilt when the second changes (for the Date header).
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from email.utils import formatdate
 from http import HTTPStatus
 from typing import Final
 
@@ -15,6 +15,15 @@ CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 LAST_CHUNK: Final = b"0\r\n\r\n"
 BODYLESS: Final = frozenset({100, 101, 204, 304})
 _REASONS: Final = {status.value: status.phrase for status in HTTPStatus}
+_DAYS: Final = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+_MONTHS: Final = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+
+
+def http_date(second: int) -> str:
+    """As in RFC 9110, whatever the locale. email.utils has it too, and the parser of e-mail with it."""
+    at = time.gmtime(second)
+    clock = f"{at.tm_hour:02d}:{at.tm_min:02d}:{at.tm_sec:02d}"
+    return f"{_DAYS[at.tm_wday]}, {at.tm_mday:02d} {_MONTHS[at.tm_mon - 1]} {at.tm_year:04d} {clock} GMT"
 
 
 class HeadCache:
@@ -28,7 +37,7 @@ class HeadCache:
     def set_second(self, second: int) -> None:
         if second != self._second:
             self._second = second
-            self._date = formatdate(second, usegmt=True)
+            self._date = http_date(second)
             self._prefixes.clear()
 
     def prefix(self, status: int, content_type: str) -> bytes:

@@ -1,7 +1,7 @@
-"""A private epoll set behind a single trio task: everything that is ready is handled in one turn.
+"""A private epoll set, served whenever trio is idle: everything that is ready is handled in one turn.
 
 trio's own wait costs an `epoll_ctl` and a task switch per socket and wake-up. Here the sockets are
-registered once, and trio waits only for the set's own descriptor. A turn takes all that is ready,
+registered once, and no task waits for them (shared/io/idle_turns.py). A turn takes all that is ready,
 calls the handlers, and then runs `end_of_turn` once, which is where gathered work goes out.
 """
 
@@ -14,10 +14,9 @@ from collections.abc import Callable
 
 import trio
 
-log = logging.getLogger(__name__)
+from shared.io.idle_turns import serve_epoll
 
-_MAX_EVENTS = 1024
-_TURNS_PER_WAKE = 4  # before trio's other tasks get their chance
+log = logging.getLogger(__name__)
 
 
 class TurnLoop:
@@ -29,6 +28,8 @@ class TurnLoop:
         self._handlers: dict[int, Callable[[int], None]] = {}
         self._end_of_turn = end_of_turn
         self._contain = contain
+        self._failure: Exception | None = None
+        self._failed = trio.Event()
         self.in_turn = False
         self.now = time.perf_counter()
 
@@ -51,15 +52,20 @@ class TurnLoop:
         del self._handlers[fd]
 
     async def run(self) -> None:
-        fd = self._epoll.fileno()
-        poll = self._epoll.poll
-        while True:
-            await trio.lowlevel.wait_readable(fd)
-            for _ in range(_TURNS_PER_WAKE):
-                events = poll(0, _MAX_EVENTS)
-                if not events:
-                    break
-                self._turn(events)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(serve_epoll, self._epoll, self._serve)
+            await self._failed.wait()
+            assert self._failure is not None
+            raise self._failure
+
+    def _serve(self, events: list[tuple[int, int]], rested: bool) -> None:
+        if self._failure is not None:
+            return
+        try:
+            self._turn(events)
+        except Exception as err:
+            self._failure = err  # raised by the task that runs us
+            self._failed.set()
 
     def close(self) -> None:
         self._epoll.close()

@@ -11,15 +11,10 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, TypeGuard
 
 import msgspec
-from prometheus_client import exposition
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
 
+from gateway.core import exposition
 from gateway.core.auth import Access, visible_prefixes
+from gateway.core.exposition import Family, Kind, single
 from gateway.core.router import Route
 from gateway.exchange import Response
 from shared.errors import NotReady
@@ -75,8 +70,8 @@ def metrics(call: Call) -> None:
         if "application/json" in call.exchange.headers.get("accept", ""):
             call.succeed(200, _encoder.encode(_as_json(call.api, own, shards, cut))[:-1])
             return
-        text = exposition.generate_latest(_Exposition(call.api, own, shards, cut))
-        call.respond(Response(200, text, content_type=exposition.CONTENT_TYPE_PLAIN_0_0_4))
+        text = exposition.render(_Exposition(call.api, own, shards, cut).families())
+        call.respond(Response(200, text, content_type=exposition.CONTENT_TYPE))
 
     call.api.shards.request_all(Op.METRICS, None, lambda replies: call.finish(lambda: answer(replies)))
 
@@ -166,7 +161,7 @@ MAX_TOPIC_SERIES = 1000
 
 
 class _Exposition:
-    """The collector that prometheus-client renders."""
+    """The same numbers as families for a scraper."""
 
     def __init__(self, api: Api, own: Mapping[str, float], shards: list[Sections], cut: bool) -> None:
         self._cut = cut
@@ -174,20 +169,17 @@ class _Exposition:
         self._own = own
         self._shards = shards
 
-    def collect(self) -> Iterable[Metric]:
+    def families(self) -> Iterable[Family]:
         for name, value in self._own.items():
-            yield GaugeMetricFamily(f"topics_{name}", _words(name), value=value)
-        build = GaugeMetricFamily("topics_build_info", "always 1", labels=["version"])
-        build.add_metric([self._api.version], 1)
+            yield single("gauge", f"topics_{name}", _words(name), value)
+        build = Family("gauge", "topics_build_info", "always 1", ["version"])
+        build.add([self._api.version], 1)
         yield build
-        yield CounterMetricFamily(
-            "topics_slow_requests",
-            "requests that took longer than slow_request_ms",
-            value=self._api.request_log.slow_requests,
+        slow = self._api.request_log.slow_requests
+        yield single(
+            "counter", "topics_slow_requests", "requests that took longer than slow_request_ms", slow
         )
-        yield CounterMetricFamily(
-            "topics_gateway_cpu_seconds", "processor time of the gateway", value=cpu_seconds()
-        )
+        yield single("counter", "topics_gateway_cpu_seconds", "processor time of the gateway", cpu_seconds())
         yield self._requests()
         yield from self._links()
         yield from self._numbers("gauges")
@@ -195,52 +187,49 @@ class _Exposition:
         yield from self._histograms()
         yield from self._per_topic()
 
-    def _requests(self) -> Metric:
-        family = CounterMetricFamily(
-            "topics_http_requests", "requests answered", labels=["method", "route", "status"]
-        )
+    def _requests(self) -> Family:
+        family = Family("counter", "topics_http_requests", "requests answered", ["method", "route", "status"])
         for method, path, status, count in _requests(self._api):
-            family.add_metric([method, path, str(status)], count)
+            family.add([method, path, str(status)], count)
         return family
 
-    def _links(self) -> Iterable[Metric]:
-        up = GaugeMetricFamily("topics_shard_up", "the shard answers", labels=["shard"])
-        in_flight = GaugeMetricFamily("topics_ipc_in_flight", "requests at the shard", labels=["shard"])
-        queued = GaugeMetricFamily("topics_ipc_queue_depth", "requests waiting for credit", labels=["shard"])
-        refused = CounterMetricFamily(
+    def _links(self) -> Iterable[Family]:
+        up = Family("gauge", "topics_shard_up", "the shard answers", ["shard"])
+        in_flight = Family("gauge", "topics_ipc_in_flight", "requests at the shard", ["shard"])
+        queued = Family("gauge", "topics_ipc_queue_depth", "requests waiting for credit", ["shard"])
+        refused = Family(
+            "counter",
             "topics_ipc_throttled",
             "requests refused because the link to the shard was full",
-            labels=["shard"],
+            ["shard"],
         )
-        restarts = CounterMetricFamily(
-            "topics_shard_restarts", "times its worker was started again", labels=["shard"]
-        )
+        restarts = Family("counter", "topics_shard_restarts", "times its worker was started again", ["shard"])
         for link in self._api.shards.links:
-            restarts.add_metric([str(link.shard)], self._api.shard_restarts(link.shard))
-            refused.add_metric([str(link.shard)], link.throttled)
-            up.add_metric([str(link.shard)], int(link.up))
-            in_flight.add_metric([str(link.shard)], link.in_flight)
-            queued.add_metric([str(link.shard)], link.queued)
+            restarts.add([str(link.shard)], self._api.shard_restarts(link.shard))
+            refused.add([str(link.shard)], link.throttled)
+            up.add([str(link.shard)], int(link.up))
+            in_flight.add([str(link.shard)], link.in_flight)
+            queued.add([str(link.shard)], link.queued)
         return up, restarts, in_flight, queued, refused
 
-    def _numbers(self, section: str) -> Iterable[Metric]:
+    def _numbers(self, section: str) -> Iterable[Family]:
         """Values are numbers, or `{label: {value: number}}`."""
-        kind = GaugeMetricFamily if section == "gauges" else CounterMetricFamily
-        families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
+        kind: Kind = "gauge" if section == "gauges" else "counter"
+        families: dict[str, Family] = {}
         for shard, numbers in enumerate(self._shards):
             for name, value in numbers[section].items():
                 base = name.removesuffix("_total")
                 label, values = _labelled(value)
                 if base not in families:
                     labels = ["shard"] if label is None else ["shard", label]
-                    families[base] = kind(f"topics_{base}", _words(base), labels=labels)
+                    families[base] = Family(kind, f"topics_{base}", _words(base), labels)
                 for label_value, number in values.items():
                     where = [str(shard)] if label is None else [str(shard), label_value]
-                    families[base].add_metric(where, number)
+                    families[base].add(where, number)
         return families.values()
 
-    def _histograms(self) -> Iterable[Metric]:
-        families: dict[str, HistogramMetricFamily] = {}
+    def _histograms(self) -> Iterable[Family]:
+        families: dict[str, Family] = {}
         for shard, numbers in enumerate(self._shards):
             for name, value in numbers["histograms"].items():
                 try:
@@ -248,14 +237,13 @@ class _Exposition:
                 except msgspec.ValidationError:
                     continue
                 family = families.setdefault(
-                    name, HistogramMetricFamily(f"topics_{name}", _words(name), labels=["shard"])
+                    name, Family("histogram", f"topics_{name}", _words(name), ["shard"])
                 )
-                buckets = [(repr(float(bound)), count) for bound, count in histogram.buckets]
-                family.add_metric([str(shard)], [*buckets, ("+Inf", histogram.count)], histogram.sum)
+                family.add_histogram([str(shard)], histogram.buckets, histogram.count, histogram.sum)
         return families.values()
 
-    def _per_topic(self) -> Iterable[Metric]:
-        families: dict[str, GaugeMetricFamily] = {}
+    def _per_topic(self) -> Iterable[Family]:
+        families: dict[str, Family] = {}
         shown = 0
         total = 0
         for shard, numbers in enumerate(self._shards):
@@ -267,17 +255,14 @@ class _Exposition:
                 for name, number in gauges.items():
                     if not isinstance(name, str) or not _is_number(number):
                         continue
-                    labels = ["shard", "topic"]
                     family = families.setdefault(
-                        name, GaugeMetricFamily(f"topics_topic_{name}", _words(name), labels=labels)
+                        name, Family("gauge", f"topics_topic_{name}", _words(name), ["shard", "topic"])
                     )
-                    family.add_metric([str(shard), topic], number)
+                    family.add([str(shard), topic], number)
         yield from families.values()
-        yield GaugeMetricFamily(
-            "topics_topic_metrics_truncated",
-            "not every topic has series here",
-            value=int(self._cut or shown < total),
-        )
+        truncated = int(self._cut or shown < total)
+        about = "not every topic has series here"
+        yield single("gauge", "topics_topic_metrics_truncated", about, truncated)
 
 
 class _Histogram(msgspec.Struct):

@@ -18,7 +18,6 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Protocol
 
@@ -26,10 +25,11 @@ import trio
 
 from gateway.io.file_table import FileTable as FileTable
 from gateway.io.file_table import LeasedFiles as LeasedFiles
+from gateway.io.link_options import LinkOptions
 from gateway.io.patient_writes import PatientWrites
 from gateway.io.poller import READABLE, WRITABLE, Poller
 from shared.errors import ShardUnavailable, Throttled, TopicsError
-from shared.limits import KiB, MiB
+from shared.limits import KiB
 from shared.session import ClientSession, LinkState
 from shared.wire import (
     MAX_FDS_PER_FRAME,
@@ -51,21 +51,6 @@ RECV_BYTES: Final = 256 * KiB
 _CONTROL_BYTES: Final = socket.CMSG_SPACE(MAX_FDS_PER_FRAME * 4)
 _PEERCRED = struct.Struct("3i")  # pid, uid, gid
 THROTTLED_RETRY_MS: Final = 100
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkOptions:
-    """Bounds of one link. All times in seconds."""
-
-    max_queued: int = 4096  # requests beyond the credits; then 429
-    max_unsent_bytes: int = 128 * MiB  # bodies not yet taken by the worker; then 429
-    hello_timeout_s: float = 5.0
-    ping_after_s: float = 2.0  # of silence while somebody waits for an answer
-    hang_after_s: float = 15.0  # without an answer to the PING: longer than a disk may stall a healthy worker
-    tick_s: float = 0.5
-    backoff_min_s: float = 0.02
-    backoff_max_s: float = 0.5
-
 
 Reply = Answer | TopicsError
 OnReply = Callable[[Reply, LeasedFiles | None], None]
@@ -119,6 +104,7 @@ class ShardLink:
         self._unsent = memoryview(b"")  # rest of a frame that the socket did not take
         self._phase = _Phase.DOWN
         self._phase_changed = trio.Event()
+        self._wanted_now = trio.Event()  # ends a pause between two tries
         self._last_heard = 0.0
         self._ping_sent: float | None = None
 
@@ -226,7 +212,8 @@ class ShardLink:
     def _send(self, sock: socket.socket) -> None:
         try:
             while self._unsent:
-                self._unsent = self._unsent[sock.send(self._unsent) :]
+                sent = sock.send(self._unsent)
+                self._unsent = self._unsent[sent:]
         except BlockingIOError:
             return
         except OSError as err:
@@ -383,6 +370,10 @@ class ShardLink:
         self._phase_changed.set()
         self._phase_changed = trio.Event()
 
+    def connect_now(self) -> None:
+        """The worker is there, as somebody knows who saw it start: do not wait for the next try."""
+        self._wanted_now.set()
+
     async def run(self, poller: Poller) -> None:
         """Keep the link up until cancelled; its socket is served by `poller`."""
         self._poller = poller
@@ -397,7 +388,9 @@ class ShardLink:
                         await self._watch()
                     else:
                         self._go_down("the worker does not say hello")
-                await trio.sleep(backoff_s)
+                with trio.move_on_after(backoff_s):
+                    await self._wanted_now.wait()
+                self._wanted_now = trio.Event()
                 backoff_s = min(backoff_s * 2, self._options.backoff_max_s)
         finally:
             self._go_down("the gateway is shutting down", level=logging.INFO)

@@ -7,8 +7,9 @@ from functools import lru_cache
 
 import trio
 
+from gateway.io.link_options import LinkOptions
 from gateway.io.poller import Poller
-from gateway.io.shard_link import LeasedFiles, LinkListener, LinkOptions, OnReply, Reply, ShardLink
+from gateway.io.shard_link import LeasedFiles, LinkListener, OnReply, Reply, ShardLink
 from shared.io.child_channel import socket_path
 from shared.routing import shard_for
 from shared.wire import Options
@@ -58,6 +59,9 @@ class ShardPool:
         async with trio.open_nursery() as nursery:
             for link in self.links:
                 nursery.start_soon(link.run, poller)
+
+    def connect_now(self, shard: int) -> None:
+        self.links[shard].connect_now()
 
     def request(self, op: int, topic: str, body: bytes, options: Options | None, on_reply: OnReply) -> int:
         """Ask the shard of `topic`, with the next flush. Returns an id for `cancel`."""

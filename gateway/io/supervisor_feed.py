@@ -52,9 +52,17 @@ UNKNOWN: Final = "it is starting"
 
 
 class SupervisorFeed:
-    def __init__(self, shards: int, *, on_keys: Callable[[KeyRing], None]) -> None:
+    def __init__(
+        self,
+        shards: int,
+        *,
+        on_keys: Callable[[KeyRing], None],
+        on_ready: Callable[[int], None] = lambda shard: None,
+    ) -> None:
+        """`on_ready` gets a shard whose worker has begun to listen."""
         self.shards = [ShardReport(shard=shard, state="down", reason=UNKNOWN) for shard in range(shards)]
         self._on_keys = on_keys
+        self._on_ready = on_ready
 
     def __repr__(self) -> str:
         return f"SupervisorFeed({', '.join(report.state for report in self.shards)})"
@@ -78,6 +86,8 @@ class SupervisorFeed:
                 case "shard":
                     report = msgspec.convert(event, ShardReport)
                     self.shards[report.shard] = report
+                    if report.state == "ready":
+                        self._on_ready(report.shard)
                 case "keys":
                     # The event itself is never logged: digests are not for logs either.
                     self._on_keys(KeyRing(msgspec.convert(event, _Keys).keys))

@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable
 
-from perf.engine import append, flatness, memory, profile, read, replay
+from perf.engine import append, flatness, memory, profile, read, replay, seal
 from perf.report import Aim, Row, machine, print_machine, print_table, save
 from perf.shard_bench import touch_memory
 
@@ -49,6 +49,7 @@ _TITLES = {
     "append": "Append: one turn = submit + commit. Ratio: floor time / our time. fsync rows include the sync.",
     "read": f"Read of {read.RECORDS} records of 100 B: CPU time per call. Floor: one sendfile of as many bytes.",
     "replay": "Replay of a log without a snapshot",
+    "seal": "One sealing pass: processor time in its thread, and between turns",
     "memory": "Resident memory",
     "flatness": "Cost per call by size of the topic (batch 100), and time to ready behind a snapshot",
 }
@@ -61,6 +62,7 @@ def _parts(parent: str | None, *, short: bool) -> dict[str, Part]:
         "append": lambda: append.run(parent, rounds),
         "read": lambda: read.run(parent, rounds),
         "replay": lambda: (replay.run(parent, 200_000 if short else 1_000_000), []),
+        "seal": lambda: (seal.run(parent, 100_000 if short else 300_000), []),
         "memory": lambda: memory.run(parent, short=short),
         "flatness": lambda: flatness.run(parent, 2 * rounds, sizes),
     }

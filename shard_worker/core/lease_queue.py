@@ -21,9 +21,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from heapq import heapify, heappop, heappush
+
+import msgspec
 
 from shard_worker.core.lease_tokens import token_of, tokens_are
 from shard_worker.core.piece import PieceSource
@@ -126,8 +127,7 @@ class Job:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class JobSpec:
+class JobSpec(msgspec.Struct, frozen=True):
     """What a writer asked for a job: None or 0 where it did not."""
 
     deliver_at_ms: int = 0

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from shard_worker.core.shard_state import ShardState
+from shared.columns import COLUMNS_MASK
 from shared.control_frames import FileEnded, decode_control
 from shared.format_errors import BadBytes
 from shared.frame import Frame, Kind
 from shared.snapshot_items import decode_topic
-from shared.wal_format import JSON_OFFSET, decode_append
+from shared.wal_format import FLAG_EXTRA, JSON_OFFSET, NO_EXTRA, decode_append, decode_append_header
+
+# Not looked up in the enum for each of millions of frames.
+_APPEND = int(Kind.APPEND)
 
 
 def replay_frame(state: ShardState, frame: Frame) -> None:
     """Raises BadBytes if the frame is intact but contradicts the log before it."""
-    if frame.kind == Kind.APPEND:
+    if frame.kind == _APPEND:
         _replay_append(state, frame)
         return
     if frame.kind == Kind.TOPIC_IMPORT:
@@ -25,21 +29,16 @@ def replay_frame(state: ShardState, frame: Frame) -> None:
 
 
 def _replay_append(state: ShardState, frame: Frame) -> None:
-    topic = state.catalog.by_id.get(frame.topic_id)
-    if topic is None or frame.lsn <= topic.lsn:
+    _, flags, lsn, topic_id, ts_ms, body, _ = frame
+    topic = state.catalog.by_id.get(topic_id)
+    if topic is None or lsn <= topic.lsn:
         return  # of a topic that was deleted since, or in the snapshot already
-    view = decode_append(frame)
-    if view.first_seq <= topic.head:
-        raise BadBytes(f"seq {view.first_seq} of topic {topic.name} is in the log twice")
-    state.apply_append(
-        topic,
-        frame.lsn,
-        frame.ts_ms,
-        view.first_seq,
-        view.count,
-        frame.lsn + JSON_OFFSET,
-        len(view.json),
-        view.column_flags,
-        view.last_seq + view.reserve,
-        view.extra,
-    )
+    first, count, size, reserve = decode_append_header(flags, body)
+    extra = NO_EXTRA
+    if flags & FLAG_EXTRA:
+        extra = decode_append(frame).extra
+        flags &= COLUMNS_MASK
+    if first <= topic.head:
+        raise BadBytes(f"seq {first} of topic {topic.name} is in the log twice")
+    last = first + count - 1
+    state.apply_append(topic, lsn, ts_ms, first, count, lsn + JSON_OFFSET, size, flags, last + reserve, extra)

@@ -642,7 +642,7 @@ class Topic:
         if index == self.hot.start:
             return
         self.hot_bytes -= sum(self.hot.size[self.hot.start : index])
-        for entry in self.hot.drop_before(index):
+        for entry in self.hot.drop_before(index, residents=bool(self.resident)):
             if self.resident is not None and entry.first in self.resident:
                 batch = self.resident.pop(entry.first)
                 self.resident_bytes -= len(batch.json) + len(batch.columns)

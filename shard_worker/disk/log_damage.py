@@ -6,6 +6,8 @@ from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field
 
+import msgspec
+
 from shard_worker.core.shard_state import ShardState
 from shard_worker.core.topic import Topic
 from shared.control_frames import Hole
@@ -17,8 +19,7 @@ _KIND_AT = 8
 _CBOR_MAP = 5  # the major type, in the upper three bits of an item's first byte
 
 
-@dataclass(frozen=True, slots=True)
-class LogGap:
+class LogGap(msgspec.Struct, frozen=True):
     """A stretch of the log that could not be used, and what was known when replay came there."""
 
     path: str

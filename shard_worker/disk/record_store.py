@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import errno
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from struct import Struct
 from typing import TypeVar
 
-from shard_worker.core.hot_index import HotEntry
+from shard_worker.core.hot_index import HotIndex
 from shard_worker.core.piece import Piece
 from shard_worker.core.seq_set import SeqSet
 from shard_worker.core.shard_state import TIER_COLD, SegmentEntry, ShardState
@@ -23,10 +23,10 @@ from shared.columns import COLUMN_ENDS, Columns
 from shared.errors import ColdUnreachable, CorruptFrame, CorruptSegment, OutOfDescriptors
 from shared.format_errors import BadBytes, FormatError
 from shared.frame import FRAME_MAX_BYTES, Frame, decode_frame
-from shared.int_arrays import dump
+from shared.int_arrays import add_u32, dump, load_u32, load_u64
 from shared.io.durable_fs import File, FileSystem
 from shared.io.object_store import StoreUnreachable
-from shared.limits import BLOCK_MAX_RECORDS, SEGMENT_MAX_OPEN_FILES
+from shared.limits import BLOCK_MAX_RECORDS, BLOCK_TARGET_BYTES, SEGMENT_MAX_OPEN_FILES
 from shared.segment_index import BlockEntry, SegmentIndex
 from shared.segment_reader import (
     read_block,
@@ -52,7 +52,30 @@ _LENGTH_AT = 4
 _SIZE_UNKNOWN = 0
 _GAP_BYTES = 1024  # reading over a smaller gap is cheaper than another call
 _SPAN_BYTES = 1 << 20
+_PLAIN = (0, COLUMN_ENDS)  # columns of a batch whose records have nothing but data
 _SPARSE = 4  # bytes read per byte wanted, up to which a single read beats looking for gaps
+
+
+def _plain_until(hot: HotIndex, place: int) -> int:
+    """Up to which batch those from `place` on go into one piece, of a block at most; `place` if it is not plain."""
+    if hot.flags[place] not in _PLAIN:
+        return place
+    most = min(len(hot.first), place + BLOCK_MAX_RECORDS)
+    if hot.last_of(most - 1) - hot.first[place] < BLOCK_MAX_RECORDS:
+        # As many seqs as batches: they have one record each, and follow each other.
+        singles = hot.last_of(most - 1) - hot.first[place] + 1 == most - place
+        plain = singles and not any(hot.flags[place:most])
+        if plain and sum(hot.size[place:most]) <= BLOCK_TARGET_BYTES:
+            return most
+    until, seq, size = place, hot.first[place], 0
+    stop = seq + BLOCK_MAX_RECORDS
+    while until < most and hot.flags[until] in _PLAIN and hot.first[until] == seq:
+        size += hot.size[until]
+        seq += hot.count[until]
+        if until > place and (size > BLOCK_TARGET_BYTES or seq > stop):
+            break
+        until += 1
+    return until
 
 
 class RecordStore:
@@ -93,40 +116,72 @@ class RecordStore:
             load_json=lambda: memoryview(self._read_log(lsn, size)),
         )
 
-    def hot_pieces(self, topic_id: int, entries: Iterable[HotEntry]) -> Iterator[Piece]:
-        """The batches one after the other; plain single records in a row come as one piece, read in one go.
+    def hot_pieces(self, topic_id: int, hot: HotIndex) -> Iterator[Piece]:
+        """The batches one after the other; plain ones in a row come as one piece, read in one go.
 
-        For sealing: topics that are written record by record would otherwise cost a read and an object each.
+        For sealing: a read, an object and a look at the columns for every batch would cost more than all the rest.
         """
-        singles: list[HotEntry] = []
-        for entry in entries:
-            plain = entry.records == 1 and not entry.flags
-            if singles and not (
-                plain and entry.first == singles[-1].first + 1 and len(singles) < BLOCK_MAX_RECORDS
-            ):
-                yield self._merged(singles)
-                singles = []
-            if plain:
-                singles.append(entry)
+        place, end = hot.start, len(hot.first)
+        while place < end:
+            until = _plain_until(hot, place)
+            if until > place:
+                yield self._merged(hot, place, until)
             else:
-                yield self.hot_piece(topic_id, *entry)
-        if singles:
-            yield self._merged(singles)
+                until = place + 1
+                yield self.hot_piece(topic_id, *hot.entry(place))
+            place = until
 
-    def _merged(self, entries: list[HotEntry]) -> Piece:
-        sizes = [entry.size for entry in entries]
-        json = b"".join(self.hot_json([entry.lsn for entry in entries], sizes))
-        ends = dump(array("I", accumulate(sizes))) if len(entries) > 1 else b""
-        columns = Columns(COLUMN_ENDS if ends else 0, len(entries), len(json), memoryview(ends))
-        times = array("Q", [entry.ts for entry in entries])
+    def _merged(self, hot: HotIndex, place: int, until: int) -> Piece:
+        """The plain batches [place, until), whose seqs follow each other."""
+        lsns, sizes, counts = hot.lsn[place:until], hot.size[place:until], hot.count[place:until]
+        count, stamps = sum(counts), hot.ts[place:until]
+        times = None
+        if count == until - place:
+            json = b"".join(self.hot_json(lsns, sizes))
+            ends = dump(array("I", accumulate(sizes)))
+            if stamps[0] != stamps[-1]:
+                times = stamps
+        else:
+            # The ends of several records stand right behind their JSON; that of a single one is not written.
+            lengths = [size + 4 * n if n > 1 else size for size, n in zip(sizes, counts, strict=True)]
+            parts = [memoryview(part) for part in self.hot_json(lsns, lengths)]
+            json = b"".join([part[:size] for part, size in zip(parts, sizes, strict=True)])
+            ends = self._joined_ends(lsns[0], sizes, counts, parts)
+            if stamps[0] != stamps[-1]:
+                pairs = zip(stamps, counts, strict=True)
+                times = load_u64(b"".join([ts.to_bytes(8, "little") * n for ts, n in pairs]))
+        several = count > 1
+        columns = Columns(COLUMN_ENDS * several, count, len(json), memoryview(ends if several else b""))
+        try:
+            _ = columns.ends  # looked at here, where the file is known
+        except BadBytes as err:
+            raise self._damaged(lsns[0], str(err)) from err
         return Piece(
-            first=entries[0].first,
-            last=entries[-1].first,
-            count=len(entries),
-            ts=entries[-1].ts,
+            first=hot.first[place],
+            last=hot.last_of(until - 1),
+            count=count,
+            ts=stamps[-1],
             load_columns=lambda: (columns, None, times),
             load_json=lambda: memoryview(json),
         )
+
+    def _joined_ends(
+        self, lsn: int, sizes: Sequence[int], counts: Sequence[int], parts: list[memoryview]
+    ) -> bytes:
+        """The record ends of batches whose JSON is joined. Each part: the JSON of a batch, then its ends."""
+        found = zip(sizes, counts, parts, strict=True)
+        columns = [part[size:] if count > 1 else size.to_bytes(4, "little") for size, count, part in found]
+        stops = list(accumulate(sizes, initial=0))
+        pairs = zip(stops, counts, strict=False)  # one more stop than batches
+        starts = [start.to_bytes(4, "little") * count for start, count in pairs]
+        try:
+            ends = load_u32(add_u32(b"".join(columns), b"".join(starts)))
+        except OverflowError:
+            ends = array("I")
+        # A sum that does not fit is smaller than the one before it: seen when the column is used.
+        if not ends or [ends[place - 1] for place in accumulate(counts)] != stops[1:]:
+            raise self._damaged(lsn, "record ends do not divide the JSON part")
+        return dump(ends)
 
     def hot_json(self, lsns: Sequence[int], sizes: Sequence[int]) -> list[bytes]:
         """Batches that stand close together in the log are read with one call and cut apart in memory."""

@@ -22,6 +22,7 @@ from shard_worker.disk.shard_paths import ShardPaths as ShardPaths
 from shard_worker.disk.shard_paths import shard_paths as shard_paths
 from shard_worker.disk.snapshots import SnapshotInfo, load_newest
 from shard_worker.disk.wal import Wal, wal_file_name, wal_file_number
+from shard_worker.disk.written_part import WrittenPart
 from shared.control_frames import Synced, decode_control
 from shared.errors import ColdUnreachable, CorruptFrame, CorruptSnapshot, DataDamage, FormatTooNew
 from shared.file_header import FILE_HEADER_BYTES
@@ -35,6 +36,7 @@ from shared.wal_format import decode_wal_header, lsn_of, split_lsn
 
 Progress = Callable[[float], None]
 
+_SYNCED = int(Kind.SYNCED)
 _REWRITE_BYTES = 4 << 20
 _UNKNOWN_FILES = 64
 _FIRST_GROUP_BYTES = 4096
@@ -158,6 +160,7 @@ class _Replay:
         self._salvage = salvage
         self._files: dict[int, File] = {}
         self._headless: dict[int, str] = {}  # files whose header is unreadable, and why
+        self._written: dict[int, WrittenPart] = {}
         self.synced = 0  # everything below was synced by an earlier process
 
     # --- files ------------------------------------------------------------------------------------------
@@ -216,6 +219,7 @@ class _Replay:
         for number in numbers:
             path = f"{self._paths.wal}/{wal_file_name(number)}"
             file = self._fs.open(path, write=True)
+            self._written[number] = WrittenPart(file)
             try:
                 header = decode_wal_header(file.pread(FILE_HEADER_BYTES, 0))
             except NewerVersion as err:
@@ -236,7 +240,8 @@ class _Replay:
         return self._files
 
     def _first_valid(self, number: int, file: File, start: int) -> int | None:
-        return find_valid_frame(file.pread, start, file.size(), lsn_of(number, 0))
+        written = self._written[number]
+        return find_valid_frame(written.pread, start, file.size(), lsn_of(number, 0), blank_from=written.end)
 
     # --- frames -----------------------------------------------------------------------------------------
 
@@ -274,7 +279,8 @@ class _Replay:
         return later, FILE_HEADER_BYTES
 
     def _replay_file(self, number: int, file: File, offset: int, done: int, total: int) -> Stop:
-        report = self._report
+        report, state = self._report, self._state
+        gaps = report.log.gaps
         next_report = offset
         for found in self._scan(number, file, offset):
             if isinstance(found, Stop):
@@ -282,11 +288,11 @@ class _Replay:
             report.frames += 1
             report.bytes += found.end - offset
             offset = found.end
-            behind_damage = bool(report.log.gaps)
-            holes = report.log.before(self._state, found) if behind_damage else 0
+            behind_damage = bool(gaps)
+            holes = report.log.before(state, found) if behind_damage else 0
             try:
-                replay_frame(self._state, found)
-                if found.kind == Kind.SYNCED:
+                replay_frame(state, found)
+                if found.kind == _SYNCED:
                     self.synced = max(self.synced, _synced_upto(found))
             except BadBytes as err:
                 begin, end = found.lsn & 0xFFFFFFFF, lsn_of(number, found.end)
@@ -298,7 +304,7 @@ class _Replay:
             except DataDamage as err:
                 report.damage.append(err)
             if behind_damage:
-                report.log.after(self._state, found, holes)
+                report.log.after(state, found, holes)
             if offset >= next_report:
                 self._progress(min(1.0, (done + offset) / total))
                 next_report = offset + (8 << 20)
@@ -306,7 +312,7 @@ class _Replay:
 
     def _scan(self, number: int, file: File, offset: int) -> Iterator[Frame | Stop]:
         try:
-            yield from scan_frames(file.pread, offset, file.size(), lsn_of(number, 0))
+            yield from scan_frames(self._written[number].pread, offset, file.size(), lsn_of(number, 0))
         except NewerVersion as err:
             raise FormatTooNew(
                 path=file.path, needed_version=err.found, supported_version=err.known, offset=offset
@@ -369,7 +375,7 @@ class _Replay:
     def _cut(self, number: int, stop: Stop, *, unsynced: bool) -> None:
         """The log ends at `stop`: keep what lies behind it as evidence, then make room."""
         file = self._files[number]
-        if not is_blank(file.pread, stop.offset, file.size()):
+        if not is_blank(file.pread, stop.offset, self._written[number].end):
             quarantine_copy(self._fs, file, stop.offset, self._paths.quarantine)
             size = file.size()
             file.truncate(stop.offset)
@@ -403,7 +409,7 @@ class _Replay:
     def _never_begun(self, number: int) -> bool:
         """The first file of a shard that was cut off in its first start, before anyone was served."""
         file = self._files[number]
-        return number == 1 and is_blank(file.pread, _FIRST_GROUP_BYTES, file.size())
+        return number == 1 and is_blank(file.pread, _FIRST_GROUP_BYTES, self._written[number].end)
 
     def _bad_header(self, number: int) -> CorruptFrame:
         return CorruptFrame(path=self._files[number].path, offset=0, reason=self._headless[number])

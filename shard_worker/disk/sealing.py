@@ -10,6 +10,8 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass
 
+import msgspec
+
 from shard_worker.core.hot_index import HotIndex
 from shard_worker.core.seq_set import SeqSet
 from shard_worker.core.topic import Topic
@@ -23,8 +25,7 @@ from shared.segment_writer import SegmentBuilder, SegmentTopic
 _WRITE_BYTES = 4 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class TopicShare:
+class TopicShare(msgspec.Struct, frozen=True):
     """What one topic gives to the segment: whole batches, in order."""
 
     topic: SegmentTopic
@@ -37,8 +38,7 @@ class TopicShare:
         return self.hot.last_seq()
 
 
-@dataclass(frozen=True, slots=True)
-class SealPlan:
+class SealPlan(msgspec.Struct, frozen=True):
     number: int
     shares: tuple[TopicShare, ...]
 
@@ -46,7 +46,7 @@ class SealPlan:
 def plan_share(topic: Topic) -> TopicShare | None:
     """All of the topic's hot records that are in the log; None if there is none."""
     # Resident batches are not sealed; what stands behind one stays in the log until they are gone.
-    hot = topic.hot.in_log()
+    hot = topic.hot.in_log(residents=bool(topic.resident))
     if not len(hot):
         return None
     return TopicShare(
@@ -96,7 +96,7 @@ class SealJob:
     def _write(self, file: File, builder: SegmentBuilder) -> None:
         at, buffered = 0, [builder.header]
         for share in sorted(self.plan.shares, key=lambda share: share.topic.topic_id):
-            pieces = self.store.hot_pieces(share.topic.topic_id, share.hot.entries())
+            pieces = self.store.hot_pieces(share.topic.topic_id, share.hot)
             for records in cut_blocks(pieces, share.live_from, share.deleted):
                 self._taken += records.count
                 buffered.append(builder.add_block(share.topic, records))

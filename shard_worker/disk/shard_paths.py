@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from shared.settings import Settings
 
 
-@dataclass(frozen=True, slots=True)
-class ShardPaths:
+class ShardPaths(msgspec.Struct, frozen=True):
     root: str
     cold: str | None
 

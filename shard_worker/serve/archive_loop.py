@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import trio
 
-from shard_worker.wal_archive import WalArchive
 from shared.errors import BadSetting, DataDamage
 from shared.limits import ARCHIVE_RETRY_MAX_S
+
+if TYPE_CHECKING:
+    from shard_worker.wal_archive import WalArchive
 
 log = logging.getLogger("shard_worker")
 

@@ -69,7 +69,8 @@ class Link:
     def receive(self, topics: int, total_bytes: int) -> list[WireRequest]:
         """The requests that have arrived; raises LinkGone."""
         try:
-            data = bytes(_received[: self.sock.recv_into(_received)])
+            size = self.sock.recv_into(_received)
+            data = bytes(_received[:size])
         except BlockingIOError:
             return []
         except OSError as err:

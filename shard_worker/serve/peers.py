@@ -8,8 +8,8 @@ identity (shard_worker/moves.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
+import msgspec
 import trio
 
 from shared.io.child_channel import socket_path
@@ -25,8 +25,7 @@ _RECV_BYTES = 1 << 16
 _UNREACHABLE = 503
 
 
-@dataclass(frozen=True, slots=True)
-class _Message:
+class _Message(msgspec.Struct, frozen=True):
     op: int
     topic: str
     body: bytes

@@ -1,7 +1,8 @@
 """The worker's loop: take what all links brought, apply it, write once, answer once.
 
-The links' sockets live in an epoll set of their own, and one trio task waits on that set: under load a turn serves
-all of them for the price of one wake-up, and batches form by themselves; a lone request goes straight through.
+The links' sockets live in an epoll set of their own, which is served whenever trio is idle
+(shared/io/idle_turns.py): under load a turn serves all of them for the price of one wake-up, and batches form by
+themselves; a lone request goes straight through. A task does the rest: requests that had to wait, routers, deadlines.
 Syncs and maintenance jobs run in threads meanwhile; their outcome is taken in between turns.
 """
 
@@ -30,16 +31,17 @@ from shard_worker.serve.link import Link, LinkGone
 from shard_worker.serve.peers import PeerLinks
 from shard_worker.serve.pushes import Pushes
 from shard_worker.serve.served_files import ServedFiles
-from shard_worker.shard import Shard, topicsd_version
+from shard_worker.shard import Shard
 from shared.cbor_body import dump_map
 from shared.errors import DataDamage, Internal, ShuttingDown, TopicsError
+from shared.io.idle_turns import serve_epoll
 from shared.limits import (
     COMMIT_WINDOW_MAX_BYTES,
     FORWARD_SLICE_S,
     PRESSURE_SAMPLE_MS,
-    TURNS_BEFORE_YIELD,
     WORKER_MAX_LINKS,
 )
+from shared.version import VERSION
 from shared.wire import Op, encode_entries, encode_entry
 from shared.wire import Request as WireRequest
 
@@ -83,7 +85,7 @@ class TurnLoop:
             own=shard.engine.shard,
             shards=shards,
             socket_dir=socket_dir,
-            version=topicsd_version(),
+            version=VERSION,
             after_answers=self._end_turn,
             on_lost=shard.engine.forwarder.link_lost,
         )
@@ -94,7 +96,9 @@ class TurnLoop:
         self._work_wanted = trio.Event()
         self._turn_over = trio.Event()
         self._forwards = ForwardTimes(time.perf_counter)
-        self._sleep: trio.CancelScope | None = None  # of the turn loop, while it has nothing to do
+        self._sleep: trio.CancelScope | None = None  # of the task that does what does not arrive
+        self._sleeps_until_ms = math.inf
+        self._failure: Exception | None = None
         self._draining = False
         self._stopped = False
 
@@ -103,6 +107,7 @@ class TurnLoop:
     async def run(self) -> None:
         """Serve until `stop`. A disk that fails a sync raises DiskFault out of here."""
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(serve_epoll, self._epoll, self._serve)
             nursery.start_soon(self._sync_loop)
             nursery.start_soon(self._maintenance_loop)
             nursery.start_soon(self._ticks)
@@ -113,58 +118,74 @@ class TurnLoop:
             await self._turns()
             nursery.cancel_scope.cancel()
 
+    def _serve(self, events: list[tuple[int, int]], rested: bool) -> None:
+        """Something has arrived."""
+        if self._failure is not None:
+            return
+        if rested:
+            self._lag.idle(time.perf_counter())
+        try:
+            self._forwards.requests_came()
+            self._turn(events, [])
+            if self._lag.turned(time.perf_counter()):
+                self._observe()
+        except Exception as err:
+            self._failure = err  # raised by the task below
+            if self._sleep is not None:
+                self._sleep.cancel()
+
     async def _turns(self) -> None:
-        busy = 0
+        """Everything but arrivals."""
         while not self._stopped:
-            events = self._epoll.poll(0)
-            deferred = [
-                link
-                for link in self._links.values()
-                if link.deferred and not link.full and self._may_serve(link)
-            ]
+            if self._failure is not None:
+                raise self._failure
+            deferred = [link for link in self._links.values() if self._may_go_on(link)]
             forwards = self._may_forward()
-            if not events and not deferred and not forwards:
-                busy = 0
+            if not deferred and not forwards:
                 await self._wait()
                 continue
-            if events or deferred:
-                self._forwards.requests_came()
-                self._turn(events, deferred)
+            if deferred:
+                self._turn([], deferred)
             if forwards:
                 self._forward()
             if self._lag.turned(time.perf_counter()):
                 self._observe()
-            busy += 1
-            if busy >= TURNS_BEFORE_YIELD:
-                busy = 0
-                await trio.lowlevel.checkpoint()
+            await trio.lowlevel.checkpoint()
 
     async def _wait(self) -> None:
-        if self._backups.held:
-            # A shard that is held does nothing on its own, and this task is the one that hears of the hold's end.
-            await trio.lowlevel.wait_readable(self._epoll.fileno())
-            self._lag.idle(time.perf_counter())
-            return
-        deadline_ms = self._engine.next_deadline_ms()
-        round_ms = self._pushes.next_round_ms()
-        pressed = self._pressure.level or round_ms is not None
+        # A shard that is held does nothing on its own; whoever lets it go rings the bell.
+        held = self._backups.held
+        deadline_ms = None if held else self._engine.next_deadline_ms()
         now_ms = self._engine.now_ms()
-        until_ms = [at for at in (deadline_ms, round_ms) if at is not None]
-        if self._pressure.level:
-            until_ms.append(now_ms + PRESSURE_SAMPLE_MS)
-        timeout_s = max(0, min(until_ms) - now_ms) / 1000 if until_ms else math.inf
+        self._sleeps_until_ms = math.inf if held else self._due_ms(now_ms)
+        timeout_s = max(0.0, self._sleeps_until_ms - now_ms) / 1000
         if self._wants_to_forward():
             timeout_s = min(timeout_s, self._forwards.rest_s())
+        pressed = self._pressure.level or self._pushes.next_round_ms() is not None
         with trio.move_on_after(timeout_s) as self._sleep:
-            await trio.lowlevel.wait_readable(self._epoll.fileno())
-        woken, self._sleep = self._sleep.cancelled_caught, None
-        self._lag.idle(time.perf_counter())
-        if woken and until_ms and self._engine.now_ms() >= min(until_ms):
+            await trio.sleep_forever()
+        self._sleep = None
+        if self._engine.now_ms() >= self._sleeps_until_ms:
             if deadline_ms is not None and self._engine.now_ms() >= deadline_ms:
                 self._engine.tick()
             if pressed:
                 self._observe()
             self._end_turn()
+
+    def _due_ms(self, now_ms: int) -> float:
+        """When there is something to do though nothing arrives."""
+        deadline_ms = self._engine.next_deadline_ms()
+        round_ms = self._pushes.next_round_ms()
+        due_ms = math.inf if deadline_ms is None else float(deadline_ms)
+        if round_ms is not None and round_ms < due_ms:
+            due_ms = float(round_ms)
+        if self._pressure.level and now_ms + PRESSURE_SAMPLE_MS < due_ms:
+            due_ms = float(now_ms + PRESSURE_SAMPLE_MS)
+        return due_ms
+
+    def _may_go_on(self, link: Link) -> bool:
+        """Has it requests that waited, and room for their answers?"""
+        return bool(link.deferred) and not link.full and self._may_serve(link)
 
     def _observe(self) -> None:
         """Work out how pressed we are; whoever is concerned asks for the level."""
@@ -388,9 +409,18 @@ class TurnLoop:
                 self._sync_wanted.set()
         if self._shard.maintenance.due:
             self._work_wanted.set()
-        if self._sleep is not None and self._wants_to_forward():
-            self._sleep.cancel()  # another task has given routers something to do
+        if self._sleep is not None and self._has_more_to_do():
+            self._sleep.cancel()
         self._turn_over.set()
+
+    def _has_more_to_do(self) -> bool:
+        """Has this turn left something to the task that sleeps?"""
+        if self._stopped or self._wants_to_forward():
+            return True
+        for link in self._links.values():
+            if self._may_go_on(link):
+                return True
+        return not self._backups.held and self._due_ms(self._engine.now_ms()) < self._sleeps_until_ms
 
     def _totals(self) -> tuple[int, int]:
         return len(self._engine.state.catalog), self._engine.state.live_bytes

@@ -1,8 +1,9 @@
-"""The tie between a child process and its supervisor: two pipes and JSON lines.
+"""The tie between a child process and its supervisor: a socket, a pipe, and JSON lines.
 
-Control, the child's stdin: the first line is its `Boot`; later lines are events (`{"event": …}`). End of file
-means that the child shall drain and exit, whether the supervisor asked for it or is gone, so that a killed
-supervisor leaves no orphans. Status, a descriptor named in argv (`--status-fd N`): what the child says.
+Control, the child's stdin, a Unix socket: the first line is its `Boot`, and descriptors come with it; later lines
+are events (`{"event": …}`). End of file means that the child shall drain and exit, whether the supervisor asked for
+it or is gone, so that a killed supervisor leaves no orphans. Status, a pipe whose descriptor is named in argv
+(`--status-fd N`): what the child says.
 
 | status | fields | meaning |
 |---|---|---|
@@ -14,26 +15,27 @@ supervisor leaves no orphans. Status, a descriptor named in argv (`--status-fd N
 
 The gateway's heartbeat has a list `answering`: the shards that have answered it since the one before.
 
-Children follow these pipes alone and ignore SIGINT, SIGTERM and SIGHUP: a terminal or an init system may
+Children follow these two alone and ignore SIGINT, SIGTERM and SIGHUP: a terminal or an init system may
 signal the whole group, and the order of draining is the supervisor's. PR_SET_PDEATHSIG is not used: as
-SIGKILL it would forbid draining, as SIGTERM it would tell nothing that the end of the pipe does not.
+SIGKILL it would forbid draining, as SIGTERM it would tell nothing that the end of the socket does not.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import select
 import signal
+import socket
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final, Never
 
 import msgspec
 import trio
+from msgspec import structs
 
 from shared.errors import Internal
 from shared.settings import Settings
@@ -48,12 +50,13 @@ _REASON_MAX_CHARS: Final = 800
 # Statuses that found the pipe full and wait for room; heartbeats are dropped instead.
 _UNSENT_MAX: Final = 64
 _READ_BYTES: Final = 64 << 10
+_FDS_MAX: Final = 64
+_USAGE: Final = "usage: --status-fd FD\nA child process of `topicsd serve`, started by it.\n"
 
 Event = Mapping[str, object]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Boot:
+class Boot(msgspec.Struct, frozen=True, kw_only=True):
     """What a child is told at start."""
 
     settings: Settings
@@ -68,11 +71,11 @@ class Boot:
     """Workers only: the history that this data is part of; the archive is sorted by it."""
 
     listen_fds: tuple[int, ...] = ()
-    """The gateway only: bound and listening sockets, inherited."""
+    """The gateway only: bound and listening sockets. They travel with the line, and have numbers of the receiver's."""
 
     heartbeat_s: float = HEARTBEAT_S
     exit_within_s: float = 15.0
-    """After the end of the control pipe; a child that is still there then ends itself, drained or not."""
+    """After the end of the control socket; a child that is still there then ends itself, drained or not."""
 
 
 class StatusLine(msgspec.Struct, frozen=True):
@@ -139,12 +142,12 @@ class LineSplitter:
 
 
 class ChildChannel:
-    """The child's end. `receive` and `closed` read the same pipe: use one of them."""
+    """The child's end. `receive` and `closed` read the same socket: use one of them."""
 
-    def __init__(self, control_fd: int, status_fd: int, *, heartbeat_s: float = HEARTBEAT_S) -> None:
+    def __init__(self, control: socket.socket, status_fd: int, *, heartbeat_s: float = HEARTBEAT_S) -> None:
         os.set_blocking(status_fd, False)
         os.set_inheritable(status_fd, False)
-        self._control_fd = control_fd
+        self._control = control
         self._status_fd = status_fd
         self._heartbeat_s = heartbeat_s
         self._splitter = LineSplitter(CONTROL_LINE_MAX_BYTES)
@@ -157,30 +160,34 @@ class ChildChannel:
 
         `argv` is `sys.argv`. A process that no supervisor started exits 2 with a usage message.
         """
-        parser = argparse.ArgumentParser(description="A child process of `topicsd serve`, started by it.")
-        parser.add_argument("--status-fd", type=int, required=True, metavar="FD")
-        status_fd: int = parser.parse_args(list(argv[1:])).status_fd
+        status_fd = _status_fd(argv)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         channel = cls(_take_stdin(), status_fd)
         boot = channel.read_boot()
-        _arm_last_resort(channel._control_fd, boot.exit_within_s)
+        _arm_last_resort(channel._control, boot.exit_within_s)
         return channel, boot
 
     def read_boot(self) -> Boot:
+        received: list[int] = []
         while not self._lines:
-            data = os.read(self._control_fd, _READ_BYTES)
+            data, fds, _, _ = socket.recv_fds(self._control, _READ_BYTES, _FDS_MAX)
+            received += fds
             if not data:
                 # It died between starting us and speaking to us, and nobody waits for a report.
                 raise SystemExit(0)
             self._lines.extend(self._splitter.feed(data))
         boot = decode_boot(self._lines.popleft())
         self._heartbeat_s = boot.heartbeat_s
-        return boot
+        if len(received) != len(boot.listen_fds):
+            raise BadLine(f"{len(boot.listen_fds)} descriptors were announced, and {len(received)} came")
+        for fd in received:
+            os.set_inheritable(fd, False)
+        return structs.replace(boot, listen_fds=tuple(received))
 
     def close(self) -> None:
         """For owners that outlive it; at the end of the process the kernel does the same."""
-        os.close(self._control_fd)
+        self._control.close()
         os.close(self._status_fd)
 
     # --- to the supervisor --------------------------------------------------------------------
@@ -212,7 +219,7 @@ class ChildChannel:
         except BlockingIOError:
             return False
         except BrokenPipeError:
-            # The supervisor is gone; the control pipe says so to whoever must act on it.
+            # The supervisor is gone; the control socket says so to whoever must act on it.
             return True
         return True
 
@@ -227,8 +234,8 @@ class ChildChannel:
     async def receive(self) -> Event | None:
         """The next event; None at the end, which means: drain and exit."""
         while not self._lines:
-            await trio.lowlevel.wait_readable(self._control_fd)
-            data = os.read(self._control_fd, _READ_BYTES)
+            await trio.lowlevel.wait_readable(self._control)
+            data = self._control.recv(_READ_BYTES)
             if not data:
                 return None
             self._lines.extend(self._splitter.feed(data))
@@ -236,7 +243,7 @@ class ChildChannel:
 
     def hung_up(self) -> bool:
         """Whether `closed` would return now, for code that runs outside of the loop (a replay)."""
-        return _hang_up_poll(self._control_fd, 0)
+        return _hang_up_poll(self._control, 0)
 
     async def closed(self) -> None:
         """Return when it is time to drain and exit. For children that await no events."""
@@ -244,29 +251,41 @@ class ChildChannel:
             pass
 
 
-def _take_stdin() -> int:
-    """The control pipe under a number of its own, so that nothing else can read from it by mistake."""
-    control_fd = os.dup(0)
+def _status_fd(argv: Sequence[str]) -> int:
+    # By hand: argparse takes longer to import than everything else that happens here.
+    if len(argv) == 3 and argv[1] == "--status-fd" and argv[2].isdecimal():
+        return int(argv[2])
+    sys.stderr.write(_USAGE)
+    raise SystemExit(2)
+
+
+def _take_stdin() -> socket.socket:
+    """The control socket under a number of its own, so that nothing else can read from it by mistake."""
+    try:
+        control = socket.socket(fileno=os.dup(0))
+    except OSError as err:
+        sys.stderr.write(_USAGE)
+        raise SystemExit(2) from err
     null_fd = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null_fd, 0)
     os.close(null_fd)
-    return control_fd
+    return control
 
 
-def _hang_up_poll(control_fd: int, timeout_ms: int | None) -> bool:
+def _hang_up_poll(control: socket.socket, timeout_ms: int | None) -> bool:
     poll = select.poll()
-    poll.register(control_fd, 0)  # not for data; the hang-up is always reported
+    poll.register(control, 0)  # not for data; the hang-up is always reported
     return bool(poll.poll(timeout_ms))
 
 
-def _arm_last_resort(control_fd: int, after_s: float) -> None:
-    """End this process `after_s` after the control pipe has closed, even if its loop hangs.
+def _arm_last_resort(control: socket.socket, after_s: float) -> None:
+    """End this process `after_s` after the control socket has closed, even if its loop hangs.
 
     A supervisor that lives kills a child that does not drain; this is for the one that was killed itself.
     """
 
     def wait_and_end() -> None:
-        _hang_up_poll(control_fd, None)
+        _hang_up_poll(control, None)
         time.sleep(after_s)
         os._exit(1)
 

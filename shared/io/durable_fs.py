@@ -39,6 +39,10 @@ class File(Protocol):
     def pwritev(self, buffers: Sequence[bytes | memoryview], offset: int) -> int:
         """Write all buffers at `offset`, going on after short writes; returns the byte count."""
 
+    def data_end(self) -> int:
+        """From here on there are only zeros, as far as is known without reading; at most its size."""
+        return self.size()
+
     def allocate(self, size: int) -> None:
         """Make the file at least `size` bytes long, new space reading as zeros."""
 
@@ -140,6 +144,19 @@ class RealFile(File):
                 # Nothing written and no reason given: going on could spin for ever.
                 raise OSError(errno.EIO, "write made no progress", self._path)
             written += skip
+
+    def data_end(self) -> int:
+        # Allocated and never written is a hole to lseek(2), and reads as zeros. What was written and not yet synced
+        # is data, and a file system that knows no holes calls everything data.
+        end = 0
+        try:
+            while True:
+                data = os.lseek(self._fd, end, os.SEEK_DATA)
+                end = os.lseek(self._fd, data, os.SEEK_HOLE)
+        except OSError as err:
+            if err.errno == errno.ENXIO:  # no data at or behind `end`
+                return end
+            return self.size()
 
     def allocate(self, size: int) -> None:
         old_size = self.size()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
 
 import pytest
+from msgspec import structs
 
 from shared.errors import CorruptSnapshot
 from shared.frame import Kind
@@ -204,7 +205,7 @@ def test_a_cold_tier_that_is_not_there_is_not_declared_lost() -> None:
     for path in driver.disk.files("/cold"):
         driver.disk.remove(path)
     before = content(driver.disk)
-    driver.settings = replace(driver.settings, cold_dir="/elsewhere")
+    driver.settings = dataclasses.replace(driver.settings, cold_dir="/elsewhere")
     with pytest.raises(Exception, match="mount it"):
         repair(driver)
     assert content(driver.disk) == before
@@ -215,7 +216,7 @@ def test_a_manifest_does_not_go_on_listing_what_nobody_needs_and_nobody_can_read
     driver = furnished()
     current, checksum = load_manifest(driver.disk, COLD_SHARD_DIR)
     assert current is not None
-    stale = replace(current.segments[0], number=77, path="data/0000000077.seg")
+    stale = structs.replace(current.segments[0], number=77, path="data/0000000077.seg")
     driver.disk.place(cold_path(77), driver.disk.read_file(cold_path(1)))
     segments = [*current.segments, stale]
     write_next_manifest(driver.disk, COLD_SHARD_DIR, 0, driver.clock.now_ms, current, checksum, segments)

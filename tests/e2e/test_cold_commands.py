@@ -50,11 +50,19 @@ def receipts(tmp_path: Path) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in found if ".pending." not in path.name]
 
 
+def seals(client: Any) -> float:
+    lines = client.send("GET", "/v0/metrics").text.splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith("topics_seals_total"))
+
+
 def fill(client: Any, rounds: int) -> None:
+    """Every round becomes a segment of its own, at the least."""
     for number in range(rounds):
+        before = seals(client)
         for topic in ("log", "last"):
             records = [{"data": [number, at], "key": f"k{at}", "tag": f"t{at % 3}"} for at in range(60)]
             client.write(topic, *records)
+        wait_for(lambda before=before: seals(client) > before)
 
 
 def test_a_live_server_is_compacted_while_it_is_written_to_and_deleted_from(tmp_path: Path) -> None:

@@ -159,6 +159,12 @@ def test_a_valid_frame_is_found_behind_damage(frames: list[bytes], junk: bytes, 
     content = bytes(64) + junk + b"".join(shifted)
     found_at = find_valid_frame(pread_of(content), 64, len(content), BASE, chunk_bytes)
     assert found_at == 64 + len(junk)
+    padded = content + bytes(500)
+    at_zeros = len(content)
+    assert find_valid_frame(pread_of(padded), 64, len(padded), BASE, chunk_bytes, at_zeros) == found_at
+    # Only where a frame begins matters: it may end in zeros of its own.
+    assert find_valid_frame(pread_of(padded), 64, len(padded), BASE, chunk_bytes, found_at + 4) == found_at
+    assert find_valid_frame(pread_of(padded), 64, len(padded), BASE, chunk_bytes, found_at) is None
     nothing = bytes(64) + junk + shifted[0][:-1]
     assert find_valid_frame(pread_of(nothing), 64, len(nothing), BASE, chunk_bytes) is None
 

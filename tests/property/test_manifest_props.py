@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from shared.cbor_body import dump_map
 from shared.file_header import MANIFEST_MAGIC, FileHeader, encode_file_header

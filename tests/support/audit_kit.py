@@ -9,9 +9,10 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from ops.coldstore.audit import Audit, AuditOptions
 from ops.coldstore.engines import Engine, LocalEngine

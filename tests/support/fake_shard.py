@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 import trio
 
 from gateway.fast_lane.turns import TurnLoop
-from gateway.io.shard_link import LinkOptions
+from gateway.io.link_options import LinkOptions
 from gateway.io.shard_pool import ShardPool
 from shared.io.child_channel import socket_path
 from shared.session import ServerSession

@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gateway.exchange import RecordedExchange
 from gateway.io.shard_link import LinkListener, OnReply, Reply
 from gateway.service import Api
 from shard_worker.request import Extents, Request
@@ -26,6 +25,7 @@ from shared.settings import Settings
 from shared.wire import Answer, Options
 from tests.support.fake_disk import FakeDisk, Keep
 from tests.support.queue_driver import QueueDriver
+from tests.support.recorded_exchange import RecordedExchange
 from tests.support.shard_driver import ManualClock
 
 Told = Callable[[int, bytes], None]

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 from shard_worker.backup_pins import ShardPlan
-from shard_worker.shard import topicsd_version
 from shared.cbor_body import as_bool, load_map
 from shared.format_errors import BadBytes
 from shared.session import ClientSession, LinkState
+from shared.version import VERSION
 from shared.wire import Answer, LinkError, Op
 from topicsd.backup.refusal import BackupRefused
 from topicsd.exits import Exit
@@ -31,9 +31,7 @@ class WorkerLink:
         self._shard = shard
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._sock.settimeout(_TIMEOUT_S)
-        self._session: ClientSession[None] = ClientSession(
-            role="cli", version=topicsd_version(), max_queued=1
-        )
+        self._session: ClientSession[None] = ClientSession(role="cli", version=VERSION, max_queued=1)
         self._answers: list[Answer] = []
         try:
             self._sock.connect(path)

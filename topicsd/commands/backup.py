@@ -7,11 +7,11 @@ from contextlib import contextmanager
 
 import click
 
-from shard_worker.shard import topicsd_version
 from shared.errors import BadSetting, DataDamage, DiskFault
 from shared.io.bucket_fs import file_system
 from shared.io.durable_fs import RealFileSystem
 from shared.io.object_store import ObjectStore, open_store
+from shared.version import VERSION
 from topicsd.backup.check import check_backups
 from topicsd.backup.create import BackupMaker
 from topicsd.backup.cut import iso_time
@@ -43,7 +43,7 @@ def create(
         fs, place = file_system(settings.cold_dir), _open(dest)
         with opened_store(fs, settings) as opened:
             maker = BackupMaker(
-                place, source_of(fs, settings), opened.store_id, topicsd_version(), _quiet if quiet else _say
+                place, source_of(fs, settings), opened.store_id, VERSION, _quiet if quiet else _say
             )
             made = maker.make(opened.plans, opened.moment_ms)
     tally = maker.tally

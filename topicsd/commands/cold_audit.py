@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
-
 import click
 
 from ops.coldstore.audit import Audit, AuditOptions
@@ -17,6 +15,7 @@ from shared.audit_findings import Finding
 from shared.audit_report import Report
 from shared.cold_plan import BIN_BYTES
 from shared.io.durable_fs import RealFileSystem
+from shared.version import VERSION
 
 CLEAN, FINDINGS, COULD_NOT_RUN = 0, 1, 2
 _SHOWN = 20
@@ -80,7 +79,7 @@ def audit(
         cold_dir.rstrip("/") if cold_dir else None,
         online=not offline,
         bin_bytes=task_bytes,
-        version=_version(),
+        version=VERSION,
     )
     progress = Progress(quiet=quiet)
     try:
@@ -132,10 +131,3 @@ def _tell(report: Report, directory: str) -> None:
         click.echo(f"  {Finding.from_dict(found).line()}")
     if len(errors) > _SHOWN:
         click.echo(f"  … and {len(errors) - _SHOWN} more in {directory}/report.json")
-
-
-def _version() -> str:
-    try:
-        return version("topicsd")
-    except PackageNotFoundError:
-        return "unknown"

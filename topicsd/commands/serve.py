@@ -6,16 +6,20 @@ import contextlib
 import logging
 import os
 import resource
+from typing import TYPE_CHECKING
 
 import click
-import trio
 
 from shared.errors import BadSetting
+from shared.io.late_modules import load_openssl_late
 from shared.io.logs import set_up_logging
 from shared.settings import SETTINGS, Settings, is_loopback
 from topicsd.commands.settings_options import refuse, settings_options, settings_or_exit
 from topicsd.exits import Exit, StartRefused
-from topicsd.supervisor import ChildPlan, Supervisor
+from topicsd.spawn import GATEWAY_MODULE, WORKER_MODULE, Forerunners, child_environment
+
+if TYPE_CHECKING:
+    from topicsd.supervisor import ChildPlan
 
 log = logging.getLogger(__name__)
 
@@ -39,13 +43,37 @@ def run_server(settings: Settings, plan: ChildPlan | None = None) -> int:
         if row.secret:
             # They are digests in `settings` by now, and nothing this process starts may inherit them.
             os.environ.pop(row.env, None)
-    try:
-        supervisor = Supervisor(settings, env=env, announce=_announce, plan=plan)
-        return trio.run(supervisor.run)
-    except BadSetting as err:
-        refuse(err.message, Exit.BAD_SETTINGS)
-    except StartRefused as err:
-        refuse(str(err), err.exit_code)
+    with Forerunners() as forerunners:
+        _send_ahead(forerunners, settings, env, plan)
+        try:
+            return _supervise(settings, env, plan, forerunners)
+        except BadSetting as err:
+            refuse(err.message, Exit.BAD_SETTINGS)
+        except StartRefused as err:
+            refuse(str(err), err.exit_code)
+
+
+def _send_ahead(
+    forerunners: Forerunners, settings: Settings, env: dict[str, str], plan: ChildPlan | None
+) -> None:
+    worker = WORKER_MODULE if plan is None else plan.worker_module
+    gateway = GATEWAY_MODULE if plan is None else plan.gateway_module
+    # Those that cannot be started now are started by the supervisor, which knows what to do if that fails too.
+    with contextlib.suppress(OSError):
+        forerunners.start([gateway, *[worker] * settings.wal_shards], env=child_environment(env))
+
+
+def _supervise(
+    settings: Settings, env: dict[str, str], plan: ChildPlan | None, forerunners: Forerunners
+) -> int:
+    load_openssl_late()
+    # Here, because the children load their code at the same time: trio is half of what this process loads.
+    import trio
+
+    from topicsd.supervisor import Supervisor
+
+    supervisor = Supervisor(settings, env=env, announce=_announce, plan=plan, forerunners=forerunners)
+    return trio.run(supervisor.run)
 
 
 def _announce(url: str) -> None:

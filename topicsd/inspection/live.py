@@ -9,9 +9,9 @@ from typing import Self
 
 from shard_worker.inspection import Answer, Options
 from shard_worker.serve.turns import peer_uid
-from shard_worker.shard import topicsd_version
 from shared.cbor_body import load_map
 from shared.session import ClientSession, LinkState
+from shared.version import VERSION
 from shared.wire import Answer as WireAnswer
 from shared.wire import LinkError, Op
 from topicsd.inspection.questions import AskFailed
@@ -32,9 +32,7 @@ class LiveShard:
     def __init__(self, path: str, uid: int) -> None:
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         self._sock.settimeout(_TIMEOUT_S)
-        self._session: ClientSession[None] = ClientSession(
-            role="cli", version=topicsd_version(), max_queued=1
-        )
+        self._session: ClientSession[None] = ClientSession(role="cli", version=VERSION, max_queued=1)
         try:
             self._sock.connect(path)
             if peer_uid(self._sock) != uid:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gateway.exchange import RecordedExchange, Response
+from gateway.exchange import Response
 from gateway.io.shard_link import LeasedFiles, LinkListener, OnReply, Reply
 from gateway.service import Api
 from shared.routing import shard_for
@@ -22,6 +22,7 @@ from shared.wire import (
     encode_names,
     encode_numbers,
 )
+from tests.support.recorded_exchange import RecordedExchange
 
 ROUTER_ENTRY = json.dumps(
     {

@@ -8,13 +8,14 @@ from collections.abc import Callable
 
 import pytest
 
-from gateway.exchange import Extent, RecordedExchange
+from gateway.exchange import Extent
 from gateway.handlers.records import diff_from_query
 from gateway.handlers.topics import merge_pages
 from gateway.io.shard_link import FileTable, Reply
 from gateway.io.supervisor_feed import SupervisorFeed
 from shared.errors import Internal, ShardUnavailable
 from shared.wire import Answer, FileExtent, Op, Request, encode_list_body, encode_metrics
+from tests.support.recorded_exchange import RecordedExchange
 from tests.unit.gateway.api_harness import (
     ApiHarness,
     ScriptedLink,

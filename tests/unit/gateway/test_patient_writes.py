@@ -9,8 +9,9 @@ from unittest.mock import patch
 import pytest
 import trio
 
+from gateway.io.link_options import LinkOptions
 from gateway.io.patient_writes import PatientWrites
-from gateway.io.shard_link import LinkOptions, Reply
+from gateway.io.shard_link import Reply
 from gateway.io.shard_pool import ShardPool
 from shared.errors import Throttled
 from shared.limits import THROTTLE_WAIT_MAX_MS

@@ -6,8 +6,9 @@ import logging
 
 import pytest
 
-from gateway.exchange import RecordedExchange, Response
+from gateway.exchange import Response
 from gateway.request_log import LINES_PER_S, LineBudget, RequestLog, request_id
+from tests.support.recorded_exchange import RecordedExchange
 
 
 def test_a_budget_counts_what_it_leaves_out() -> None:

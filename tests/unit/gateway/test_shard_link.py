@@ -11,9 +11,11 @@ from typing import BinaryIO
 
 import pytest
 import trio
+import trio.testing
 
 from gateway.io import shard_link
-from gateway.io.shard_link import LeasedFiles, LinkOptions, Reply
+from gateway.io.link_options import LinkOptions
+from gateway.io.shard_link import LeasedFiles, Reply
 from gateway.io.shard_pool import ShardPool
 from shared.errors import ShardUnavailable, Throttled
 from shared.limits import LINK_MAX_FRAME_BYTES
@@ -91,6 +93,17 @@ async def test_without_a_worker_requests_are_refused_at_once(socket_dir: str) ->
         replies.ask(pool, "a")
         reply = replies.got["a"]
         assert isinstance(reply, ShardUnavailable) and reply.retry_after_ms
+
+
+async def test_a_worker_that_is_known_to_be_there_is_not_waited_for(socket_dir: str) -> None:
+    shard = FakeShard(socket_dir)
+    patient = LinkOptions(backoff_min_s=3600, backoff_max_s=3600)
+    async with trio.open_nursery() as nursery, running_pool(socket_dir, options=patient) as pool:
+        await trio.testing.wait_all_tasks_blocked(0.01)  # its first try has failed
+        await nursery.start(shard.run)
+        pool.connect_now(0)
+        await up(pool)
+        nursery.cancel_scope.cancel()
 
 
 async def test_p01_death_of_the_worker_answers_what_it_had_with_503_and_never_again(socket_dir: str) -> None:

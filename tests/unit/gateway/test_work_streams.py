@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from gateway.exchange import RecordedExchange, RecordedStream, StreamHead
+from gateway.exchange import StreamHead
 from gateway.io.shard_link import OnReply, Reply
 from gateway.work_streams import WorkStreams
 from shared.api_keys import KeyRing, parse_api_keys
 from shared.errors import ShardUnavailable, TopicNotFound
 from shared.limits import QUEUE_SEQS_MAX, WATCH_HEARTBEAT_MS, WATCH_RETRY_MS
 from shared.wire import Answer, Op, Options, Request
+from tests.support.recorded_exchange import RecordedExchange, RecordedStream
 from tests.unit.gateway.api_harness import ApiHarness, ScriptedShards, document
 
 Json = dict[str, Any]

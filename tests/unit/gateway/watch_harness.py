@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.exchange import Frame as StreamFrame
-from gateway.exchange import RecordedExchange, RecordedStream, Stream, StreamHead
+from gateway.exchange import Stream, StreamHead
 from gateway.service import Api
 from gateway.watch_hub import HubOptions, WatchHub
 from tests.support.log_shards import LogShards
+from tests.support.recorded_exchange import RecordedExchange, RecordedStream
 from tests.support.sse_client import Comment, Frame, SseParser
 from tests.unit.gateway.api_harness import settings
 

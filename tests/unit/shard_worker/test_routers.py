@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gateway.exchange import RecordedExchange
 from shared.wire import Op, decode_edges, decode_numbers
+from tests.support.recorded_exchange import RecordedExchange
 from tests.support.router_shards import RouterShards
 
 PLACES = {"a": 0, "b": 1, "c": 2, "d": 0, "e": 1}

@@ -98,6 +98,41 @@ def test_allocate_grows_with_zeros_and_never_shrinks(fs: RealFileSystem, tmp_pat
     file.close()
 
 
+def test_what_was_never_written_is_known_to_be_zeros_without_reading(
+    fs: RealFileSystem, tmp_path: Path
+) -> None:
+    file = fs.create(str(tmp_path / "f"))
+    file.allocate(8 << 20)
+    if file.data_end() == 8 << 20:
+        pytest.skip("this file system does not tell holes from data")
+    assert file.data_end() == 0
+    for place in (1, 3 << 20, 5 << 20):  # not synced: in the page cache alone
+        file.pwritev([b"x"], place)
+        end = file.data_end()
+        assert place < end < place + (1 << 20)
+    file.sync_data()
+    assert file.data_end() == end
+    assert file.pread(8 << 20, 0).rstrip(b"\0") == file.pread(end, 0).rstrip(b"\0")
+    file.pwritev([b"x"], (8 << 20) - 1)
+    assert file.data_end() == 8 << 20
+    file.close()
+
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.EOPNOTSUPP])
+def test_where_holes_are_not_told_everything_counts_as_data(
+    fs: RealFileSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    file = fs.create(str(tmp_path / "f"))
+    file.allocate(1 << 20)
+
+    def lseek(fd: int, position: int, how: int) -> int:
+        raise OSError(code, "no holes here")
+
+    monkeypatch.setattr(os, "lseek", lseek)
+    assert file.data_end() == 1 << 20
+    file.close()
+
+
 @pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.EINVAL])
 def test_allocate_still_sets_the_length_where_space_cannot_be_reserved(
     fs: RealFileSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -26,10 +27,11 @@ from shared.settings import Settings
 
 
 class Ends:
-    """A channel and the supervisor's ends of its pipes."""
+    """A channel and the supervisor's ends of it."""
 
     def __init__(self) -> None:
-        control_theirs, self.control = os.pipe()
+        ours, control_theirs = socket.socketpair()
+        self.control = ours.detach()
         self.status, status_theirs = os.pipe()
         os.set_blocking(self.status, False)
         self.channel = ChildChannel(control_theirs, status_theirs)
@@ -97,8 +99,27 @@ def test_the_boot_line_does_not_swallow_the_events_behind_it(ends: Ends) -> None
     assert trio.run(ends.channel.receive) == {"event": "shard", "shard": 0}
 
 
+def test_descriptors_come_with_the_boot_line_under_numbers_of_the_receiver(ends: Ends) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        boot = Boot(settings=Settings(), shards=1, socket_dir="/run", listen_fds=(listener.fileno(),))
+        with socket.socket(fileno=os.dup(ends.control)) as control:
+            socket.send_fds(control, [encode_line(boot)], boot.listen_fds)
+        (fd,) = ends.channel.read_boot().listen_fds
+        assert fd != listener.fileno() and not os.get_inheritable(fd)
+        with socket.socket(fileno=fd) as received:
+            assert received.getsockname() == listener.getsockname()
+
+
+def test_descriptors_that_got_lost_are_noticed(ends: Ends) -> None:
+    os.write(
+        ends.control, encode_line(Boot(settings=Settings(), shards=1, socket_dir="/run", listen_fds=(3,)))
+    )
+    with pytest.raises(BadLine):
+        ends.channel.read_boot()
+
+
 @pytest.mark.trio
-async def test_the_end_of_the_pipe_ends_the_wait(ends: Ends) -> None:
+async def test_the_end_of_the_control_socket_ends_the_wait(ends: Ends) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(ends.channel.closed)
         await trio.testing.wait_all_tasks_blocked()
@@ -158,16 +179,17 @@ def test_a_child_whose_loop_hangs_ends_when_its_supervisor_is_gone() -> None:
     code = "import sys\nfrom shared.io.child_channel import ChildChannel\nChildChannel.open(sys.argv)\nwhile True: pass"
     boot = Boot(settings=Settings(), shards=1, socket_dir="/run", exit_within_s=0.05)
     status_ours, status_theirs = os.pipe()
+    control_ours, control_theirs = socket.socketpair()
     child = subprocess.Popen(
         [sys.executable, "-c", code, "--status-fd", str(status_theirs)],
-        stdin=subprocess.PIPE,
+        stdin=control_theirs,
         pass_fds=[status_theirs],
     )
     os.close(status_theirs)
+    control_theirs.close()
     try:
-        assert child.stdin is not None
-        child.stdin.write(encode_line(boot))
-        child.stdin.close()
+        control_ours.sendall(encode_line(boot))
+        control_ours.close()
         assert child.wait(10) == 1
         assert os.read(status_ours, 1) == b""
     finally:

@@ -46,6 +46,15 @@ def test_what_the_supervisor_says_is_what_the_feed_knows(
     assert feed.ready is (why is None)
 
 
+def test_a_shard_that_became_ready_is_told_to_whoever_connects() -> None:
+    ready: list[int] = []
+    feed = SupervisorFeed(3, on_keys=lambda ring: None, on_ready=ready.append)
+    tell(feed, 1, Condition(phase=Phase.REPLAYING, progress=0.9))
+    tell(feed, 1, Condition(phase=Phase.READY))
+    tell(feed, 2, Condition(phase=Phase.DOWN, reason="x"))
+    assert ready == [1]
+
+
 def test_new_keys_work_after_their_way_through_the_pipe() -> None:
     feed, rings = feed_of(1)
     keys = parse_api_keys("s3cret:r:a.", key="api_keys", source="test")

@@ -1,0 +1,44 @@
+"""What is worth compiling: the way of a request through gateway, link and worker. Measured, not guessed
+(docs/performance.md): what runs once per request or per turn is here, what runs once per start is not.
+
+Modules of one group end up in one library; the groups are compiled at the same time.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+GROUPS: Final[dict[str, tuple[str, ...]]] = {
+    "shared": (
+        "shared.session",
+        "shared.wire",
+    ),
+    "shard_worker": (
+        "shard_worker.commit",
+        "shard_worker.core.batch",
+        "shard_worker.core.hot_index",
+        "shard_worker.core.seq_text",
+        "shard_worker.core.shard_state",
+        "shard_worker.core.topic",
+        "shard_worker.disk.wal",
+        "shard_worker.engine",
+        "shard_worker.pending",
+        "shard_worker.request",
+        "shard_worker.serve.link",
+        "shard_worker.serve.turns",
+    ),
+    "gateway": (
+        "gateway.fast_lane.answer_slot",
+        "gateway.fast_lane.connection",
+        "gateway.fast_lane.head",
+        "gateway.fast_lane.lane",
+        "gateway.fast_lane.output",
+        "gateway.fast_lane.request_reader",
+        "gateway.fast_lane.response_head",
+        "gateway.fast_lane.turns",
+        "gateway.handlers.records",
+        "gateway.io.shard_link",
+        "gateway.io.shard_pool",
+        "gateway.service",
+    ),
+}

@@ -1,0 +1,84 @@
+"""Serving an epoll set of our own in the place where trio would sleep.
+
+The hot sockets of a gateway or a worker are not trio's: one epoll set holds them, and a turn serves all that are
+ready. If a task waited for that set, every turn would pay for trio's wait and for its scheduling: an `epoll_ctl`, two
+`epoll_wait`s and a task switch, together as dear as the turn of a lone request. Instead, when trio has nothing to run
+and is about to sleep, we sleep for it, on a set that holds our sockets and trio's own set, and serve turns for as long
+as they give trio nothing to do. As soon as one does, or trio's sockets, threads, signals or deadlines call, it goes on.
+
+An instrument is trio's public way to be called before it sleeps. Its set and its queue of runnable tasks are not
+public: this is the only file that touches them, and where a trio has none (another platform) a task waits in the
+ordinary way.
+"""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import trio
+import trio.lowlevel
+from trio._core import _run
+
+_MAX_EVENTS: Final = 1024
+
+Serve = Callable[[list[tuple[int, int]], bool], None]
+"""Takes what is ready, as `epoll.poll` tells it, and whether nothing was when we looked first. Must neither block nor
+raise."""
+
+
+class IdleTurns:
+    """An instrument that serves `epoll` while trio is idle."""
+
+    def __init__(self, runner: Any, epoll: select.epoll, serve: Serve) -> None:
+        self._runnable = runner.runq
+        self._force_wakeup: Callable[[], None] = runner.io_manager.force_wakeup
+        self._trio_fd: int = runner.io_manager._epoll.fileno()
+        self._poll = epoll.poll
+        self._serve = serve
+        epoll.register(self._trio_fd, select.EPOLLIN)
+
+    def before_io_wait(self, timeout: float) -> None:
+        """trio would now sleep for so many seconds."""
+        poll, serve, runnable, trio_fd = self._poll, self._serve, self._runnable, self._trio_fd
+        ends_at = time.monotonic() + timeout
+        left = timeout
+        while True:
+            rested = False
+            events = poll(0, _MAX_EVENTS)
+            if not events and left > 0:
+                rested = True
+                events = poll(left, _MAX_EVENTS)
+            called = False
+            for place, (fd, _) in enumerate(events):
+                if fd == trio_fd:
+                    called = True
+                    del events[place]
+                    break
+            if events:
+                serve(events, rested)
+            left = ends_at - time.monotonic()
+            if called or runnable or left <= 0:
+                break
+        if timeout > 0:
+            # It would sleep for as long as it thought before; now there is something to do, or that time is over.
+            self._force_wakeup()
+
+
+async def serve_epoll(epoll: select.epoll, serve: Serve) -> None:
+    """Call `serve` with the events of `epoll`, until cancelled."""
+    runner: Any = _run.GLOBAL_RUN_CONTEXT.runner
+    trios = getattr(runner.io_manager, "_epoll", None)
+    if not isinstance(trios, select.epoll):
+        while True:
+            await trio.lowlevel.wait_readable(epoll.fileno())
+            serve(epoll.poll(0, _MAX_EVENTS), True)
+    turns: Any = IdleTurns(runner, epoll, serve)
+    trio.lowlevel.add_instrument(turns)
+    try:
+        await trio.sleep_forever()
+    finally:
+        trio.lowlevel.remove_instrument(turns)
+        epoll.unregister(trios.fileno())

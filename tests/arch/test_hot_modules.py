@@ -1,0 +1,37 @@
+"""What mypyc 2.4 compiles wrongly must not stand in a hot module: it evaluates the bounds of a slice twice, so a call
+in one would happen twice (a `send`, say, with its bytes on the wire two times)."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from ops.compiled.hot_modules import GROUPS
+from shared.io.compiled import source_path
+
+PURE = frozenset({"len", "min", "max"})
+
+
+def calls_in_slices(source: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Slice):
+            for part in ast.walk(node):
+                pure = not isinstance(part, ast.Call | ast.NamedExpr | ast.Await)
+                if not pure and not (isinstance(part, ast.Call) and ast.unparse(part.func) in PURE):
+                    yield f"{part.lineno}: {ast.unparse(part)}"
+
+
+def test_the_rule_can_fail() -> None:
+    assert list(calls_in_slices("rest = rest[sock.send(rest) :]"))
+    assert not list(calls_in_slices("rest = rest[: len(rest) - 4]"))
+
+
+def test_no_slice_of_a_hot_module_calls_anything_that_matters() -> None:
+    modules = [module for group in GROUPS.values() for module in group]
+    found = [
+        f"{module}:{call}"
+        for module in modules
+        for call in calls_in_slices(Path(source_path(module)).read_text())
+    ]
+    assert not found, "\n".join(found)

@@ -1,0 +1,70 @@
+"""A process that starts loads what it needs, and nothing that it may never need.
+
+Imports are nearly all of the time until the server is ready, and most of the memory of an idle one. Each list
+names what somebody might pull in with one careless import at the top of a file.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+FULL_LANE = {
+    "quart", "quart_trio", "hypercorn", "werkzeug", "flask", "jinja2", "h2", "h11", "wsproto",
+    "gateway.full_lane.app", "gateway.full_lane.pages", "gateway.full_lane.openapi",
+    "gateway.full_lane.websocket", "gateway.full_lane.lane",
+}  # fmt: skip
+HEAVY = FULL_LANE | {
+    "asyncio", "multiprocessing", "concurrent", "http.client", "http.server", "email", "urllib.request",
+    "importlib.metadata", "argparse", "difflib", "tomllib", "pydoc", "unittest", "xml", "sqlite3", "zipfile",
+    "_ssl", "_hashlib", "prometheus_client", "obstore", "pyspark", "pyarrow", "duckdb", "httpx",
+}  # fmt: skip
+OFFLINE = {
+    "shard_worker.disk.repair", "shard_worker.disk.verify", "shard_worker.disk.survey", "shard_worker.moving",
+    "shard_worker.wal_archive",
+}  # fmt: skip
+
+STARTS = {
+    # What runs before the children are started, and so holds them up: not even the event loop.
+    "topicsd.commands.serve": HEAVY | OFFLINE | {"trio", "attrs", "gateway", "shard_worker", "cbor2"},
+    "topicsd.supervisor": HEAVY | OFFLINE | {"shard_worker.engine", "gateway.service", "cbor2", "pyroaring"},
+    "gateway.process": HEAVY | {"click", "shard_worker", "topicsd", "pyroaring", "zstandard"},
+    "shard_worker.worker": HEAVY | OFFLINE | {"click", "gateway", "topicsd", "httptools"},
+}
+
+
+def loaded_with(*modules: str) -> set[str]:
+    """All modules that a new process has after importing these, the way our processes start."""
+    late = "from shared.io.late_modules import load_openssl_late\nload_openssl_late()"
+    code = f"{late}\nimport sys, {', '.join(modules)}\nprint(*sys.modules)"
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize("module", STARTS)
+def test_a_process_starts_without(module: str) -> None:
+    loaded = loaded_with(module)
+    assert module in loaded
+    assert not loaded & STARTS[module]
+
+
+def test_the_lists_can_fail() -> None:
+    """Each name is that of a module there is, and it shows when it is imported."""
+    assert "asyncio" in loaded_with("asyncio") & HEAVY
+    assert (
+        loaded_with("gateway.full_lane.lane", "gateway.full_lane.pages", "gateway.full_lane.websocket")
+        >= FULL_LANE
+    )
+    assert loaded_with(*OFFLINE) >= OFFLINE
+
+
+def test_every_process_puts_openssl_off_before_it_imports_trio() -> None:
+    for module in ("gateway.__main__", "shard_worker.__main__", "topicsd.commands.serve", "topicsd.cli"):
+        assert not loaded_with(module) & {"trio", "_ssl", "_hashlib"}, module
+
+
+def test_the_settings_file_is_read_without_what_children_do_not_need() -> None:
+    """The children share the module with the table, and get their settings ready-made."""
+    assert not loaded_with("shared.settings") & {"tomllib", "difflib"}
