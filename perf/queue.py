@@ -2,8 +2,9 @@
 
 Every worker is one connection that goes round and round: produce a batch, claim as many, ack them. So the queue is
 never empty when somebody claims, and what is measured is the three calls, not how jobs are waited for. The servers are
-up all the time and measured in turns; the load generator is one process on the same machine, the same for all of them,
-and its share of a core is shown. Compare within one run only; on a busy machine trust the servers' CPU time per job.
+up all the time and measured in turns; the load generator is one process on the same machine, the same for all of them.
+Compare within one run only. CPU seconds per million jobs are shown for the server, for each kind of its processes, and
+for the load generator: on a busy machine trust those, and see that the latter costs about the same for each server.
 
 Durability is about alike: topicsd `disk` (in the log when acked, synced every 200 ms), Redis `appendfsync everysec`,
 NATS file storage (synced every 2 minutes by default). Redis keeps its acked entries, the other two delete them. Batches
@@ -53,12 +54,17 @@ class Measured:
     jobs: int = 0
     seconds: float = 0.0
     client_cpu_s: float = 0.0  # of the load generator
-    server_cpu_s: float = 0.0
+    server_cpu_s: dict[str, float] = field(default_factory=dict)  # by kind of process
     claims_ms: list[float] = field(default_factory=list)
 
     @property
     def per_s(self) -> float:
         return self.jobs / self.seconds
+
+    def cpu_per_million(self, kind: str | None = None) -> float:
+        """CPU seconds of the server per million jobs."""
+        spent = sum(self.server_cpu_s.values()) if kind is None else self.server_cpu_s[kind]
+        return spent / self.jobs * 1e6
 
 
 class Worker:
@@ -126,7 +132,7 @@ class System:
     name: str
     port: int
     client: Callable[[int, int], QueueClient]
-    cpu_s: Callable[[], float]  # that its processes have used so far
+    cpu_s: Callable[[], dict[str, float]]  # that its processes have used so far
 
     def measure(self, workers: int, batch: int, seconds: float) -> Measured:
         with ExitStack() as stack:
@@ -139,7 +145,7 @@ class System:
                 made.append(Worker(client, sock))
             cpu_at = self.cpu_s()
             measured = drive(made, seconds)
-            measured.server_cpu_s = self.cpu_s() - cpu_at
+            measured.server_cpu_s = {kind: s - cpu_at.get(kind, 0.0) for kind, s in self.cpu_s().items()}
             return measured
 
 
@@ -147,7 +153,7 @@ class System:
 def ours(directory: str) -> Iterator[System]:
     with topicsd(directory) as server:
         send(server, f"/v0/topics/{TOPIC}", b'{"type":"queue"}', "PUT")
-        yield System("topicsd", server.port, TopicsClient, server.total_cpu_s)
+        yield System("topicsd", server.port, TopicsClient, server.cpu_s)
 
 
 @contextmanager
@@ -156,7 +162,7 @@ def redis(directory: str) -> Iterator[System]:
         with connect(server.port) as sock:
             sock.sendall(resp(b"XGROUP", b"CREATE", TOPIC.encode(), GROUP, b"0", b"MKSTREAM"))
             assert sock.recv(100) == b"+OK\r\n"
-        yield System("Redis Streams", server.port, RedisClient, server.total_cpu_s)
+        yield System("Redis Streams", server.port, RedisClient, server.cpu_s)
 
 
 @contextmanager
@@ -169,7 +175,7 @@ def nats(directory: str) -> Iterator[System]:
             sock.sendall(b'CONNECT {"verbose":false}\r\nSUB made 1\r\n')
             nats_make(sock, f"$JS.API.STREAM.CREATE.{NATS_STREAM}", stream)
             nats_make(sock, f"$JS.API.CONSUMER.DURABLE.CREATE.{NATS_STREAM}.{NATS_CONSUMER}", consumer)
-        yield System("NATS JetStream", server.port, NatsClient, server.total_cpu_s)
+        yield System("NATS JetStream", server.port, NatsClient, server.cpu_s)
 
 
 def nats_make(sock: socket.socket, subject: str, config: Row) -> None:
@@ -223,10 +229,13 @@ def _row(name: str, workers: int, batch: int, runs: list[Measured], rivals: dict
             f"claim_{point}_ms": ms
             for point, ms in percentiles(ms for run in runs for ms in run.claims_ms).items()
         },
-        "server_cpu_us": round(median(run.server_cpu_s / run.jobs * 1e6 for run in runs), 1),
+        "server_cpu_s_per_million": round(median(run.cpu_per_million() for run in runs), 1),
+        "client_cpu_s_per_million": round(median(run.client_cpu_s / run.jobs * 1e6 for run in runs), 1),
         "client_cpu": round(median(run.client_cpu_s / run.seconds for run in runs), 2),
     }
     if name == "topicsd":
+        for kind in ("gateway", "worker"):
+            row[f"{kind}_cpu_s_per_million"] = round(median(run.cpu_per_million(kind) for run in runs), 1)
         for rival, theirs in rivals.items():
             row[f"of_{rival.split()[0].lower()}"] = round(_ratio(runs, theirs), 2)
     return row
@@ -236,7 +245,8 @@ def _show(rows: list[Row]) -> None:
     for row in rows:
         print(
             f"  size {row['claim_size']:>3}, {row['workers']:>2} workers  {row['server']:15}"
-            f"{row['jobs_per_s']:>9,} jobs/s   claim p50 {row['claim_p50_ms']:.2f} ms",
+            f"{row['jobs_per_s']:>9,} jobs/s   claim p50 {row['claim_p50_ms']:.2f} ms   CPU s per million jobs:"
+            f" server {row['server_cpu_s_per_million']:.1f}, client {row['client_cpu_s_per_million']:.1f}",
             flush=True,
         )
 

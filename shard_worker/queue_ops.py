@@ -6,22 +6,31 @@ Rules of jobs are in core/lease_queue.py; here they meet requests, the log and t
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from shard_worker.core.job_json import JobTexts, readable_records
+from shard_worker.core.handout import Handout, shared_out
 from shard_worker.core.lease_queue import JobState, LeaseQueue
+from shard_worker.core.stretches import Stretch, count_of, seqs_of
 from shard_worker.core.topic import Topic
 from shard_worker.pending import PendingControl
 from shard_worker.request import Request
+from shard_worker.waiting_claims import Waiters, WaitingClaim
 from shared.api_types import CLAMPED, decode_ack, decode_claim, decode_extend, decode_nack
 from shared.control_frames import JobsDone, JobsLeased, JobsReleased, LeaseRow
-from shared.errors import BatchTooLarge, InvalidRequest, NotAQueue, TopicNotFound
+from shared.errors import (
+    BatchTooLarge,
+    DiskFault,
+    InvalidRequest,
+    NotAQueue,
+    TopicNotFound,
+    TopicsError,
+)
 from shared.limits import (
-    CLAIM_MAX_BYTES,
+    CLAIMS_BEHIND_MAX_BYTES,
     MOVE_RETRY_MS,
     PAGE_SIZE_DEFAULT,
     PAGE_SIZE_MAX,
@@ -35,24 +44,9 @@ if TYPE_CHECKING:
     from shard_worker.moves import Moves
 
 LEASE_MS_MIN, LEASE_MS_MAX = CLAMPED["lease_ms"]
+_LEASE_BYTES = 100  # about what a claim adds to a record
 
 _json = msgspec.json.encode
-
-
-@dataclass(slots=True, eq=False)
-class WaitingClaim:
-    request: Request
-    topic: Topic
-    node: str
-    wanted: int
-    lease_ms: int
-    deadline_ms: int  # when it is answered, whatever there is
-    due_ms: int = 0  # not before: the end of the window in which claims are gathered; 0 once it is over
-
-    @property
-    def next_ms(self) -> int:
-        """When something is due for it, whether a job comes or not."""
-        return self.due_ms or self.deadline_ms
 
 
 class QueueOps:
@@ -61,7 +55,11 @@ class QueueOps:
         self._moves = moves
         self._token_prefix = token_prefix()
         self._tokens = 0
-        self._waiting: dict[Topic, list[WaitingClaim]] = {}
+        self._waiting: dict[Topic, Waiters] = {}
+        # Claims of this turn for which jobs are on their way to the log: served when they are there, so that a turn
+        # with many writes and claims is still one write.
+        self._behind: dict[Topic, list[WaitingClaim]] = {}
+        self._behind_bytes = 0  # about what their answers will have
 
     def handlers(self) -> dict[int, Callable[[Request], None]]:
         return {
@@ -72,20 +70,32 @@ class QueueOps:
             Op.LEASES: self._leases,
         }
 
-    def _queue(self, request: Request, now_ms: int) -> tuple[Topic, LeaseQueue]:
-        topic = self._engine.visible(request)
-        if topic.queue is None:
+    def _queue(self, request: Request, now_ms: int, node: str | None = None) -> tuple[Topic, LeaseQueue]:
+        """The queue as those before this request have left it; `node`: as far as that one knows."""
+        topic = self._engine.state.catalog.visible.get(request.topic)
+        if topic is None:
+            raise TopicNotFound(topic=request.topic)
+        queue = topic.queue
+        if queue is None:
             raise NotAQueue(topic=topic.name)
+        behind = self._behind.get(topic)
+        if node is None or (behind is not None and any(claim.node == node for claim in behind)):
+            self._engine.visible(request)
+            self._serve_behind(topic, now_ms)
         self._engine.sweep(topic, now_ms)
-        topic.queue.settle(topic, now_ms)
-        return topic, topic.queue
+        queue.settle(topic, now_ms)
+        return topic, queue
 
     # --- claiming ---------------------------------------------------------------------------------------
 
     def _claim(self, request: Request) -> None:
         wanted = decode_claim(request.body)
         engine, now_ms = self._engine, self._engine.now_ms()
-        topic, queue = self._queue(request, now_ms)
+        topic = engine.state.catalog.visible.get(request.topic)
+        if topic is None:
+            raise TopicNotFound(topic=request.topic)
+        if topic.queue is None:
+            raise NotAQueue(topic=topic.name)
         if not wanted.node:
             raise InvalidRequest("node must not be empty")
         config = topic.config
@@ -100,115 +110,137 @@ class QueueOps:
         )
         if config.leases_durable:
             engine.commits.check_writable()
-        waiting = self._waiting.setdefault(topic, [])
-        waiting.append(claim)
-        if config.claim_jitter_ms:
-            # Join the window that is open, or open one.
-            open_until = max((other.due_ms for other in waiting), default=0)
-            claim.due_ms = open_until if open_until > now_ms else now_ms + config.claim_jitter_ms
-            claim.deadline_ms = max(claim.deadline_ms, claim.due_ms)
-        elif claim.deadline_ms <= now_ms or queue.has_ready(topic):
-            self._serve_waiting(topic, now_ms)
+        if topic.pending_records and not topic.gated:
+            if self._stand_behind(claim):
+                return
+            engine.visible(request)
+            self._serve_behind(topic, now_ms)
+        self._enter(claim, now_ms)
 
-    def _serve(self, claims: list[WaitingClaim], now_ms: int) -> list[WaitingClaim]:
-        """Divide what is ready evenly over the claims. Returns those that got nothing and can wait on."""
-        topic = claims[0].topic
-        queue = topic.queue
-        assert queue is not None
-        takes = self._take(topic, queue, sum(claim.wanted for claim in claims), now_ms)
-        shares: list[list[int]] = [[] for _ in claims]
-        if len(claims) == 1:
-            shares, takes = [takes], []
-        while takes:
-            # Round by round, so that nobody has two while another has none.
-            for claim, share in zip(claims, shares, strict=True):
-                if takes and len(share) < claim.wanted:
-                    share.append(takes.pop())
-        left = []
-        for claim, share in zip(claims, shares, strict=True):
-            if share or claim.deadline_ms <= now_ms:
-                self._grant(claim, share, now_ms)
-            else:
-                left.append(claim)
-        return left
+    def _stand_behind(self, claim: WaitingClaim) -> bool:
+        """Have this claim served at the end of the turn, unless there would be too much to answer then."""
+        topic = claim.topic
+        records, size = topic.count + topic.pending_records, topic.bytes + topic.pending_bytes
+        total = self._behind_bytes + claim.wanted * (size // records + _LEASE_BYTES)
+        if total > CLAIMS_BEHIND_MAX_BYTES:
+            return False
+        self._behind_bytes = total
+        self._behind.setdefault(topic, []).append(claim)
+        self._engine.commits.changed.add(
+            topic
+        )  # even if the write fails, the end of the turn comes back to it
+        return True
 
-    def _take(self, topic: Topic, queue: LeaseQueue, wanted: int, now_ms: int) -> list[int]:
-        """Jobs to hand out, the first one last. Those that were delivered too often go to the dead letters."""
-        config = topic.config
-        limit = config.max_deliveries if config.dead_letter is not None else 0
-        taken: list[int] = []
-        while len(taken) < wanted:
-            seqs = queue.take(topic, wanted - len(taken), self._engine.state.source)
-            if not seqs:
-                break
-            if not limit:
-                taken += seqs
-                continue
-            dead = [seq for seq in seqs if queue.jobs[seq].deliveries >= limit]
-            taken += [seq for seq in seqs if queue.jobs[seq].deliveries < limit]
-            if dead:
-                self._moves.bury(topic, dead, now_ms)
-        taken.reverse()
-        return taken
+    def _serve_behind(self, topic: Topic, now_ms: int) -> None:
+        claims = self._behind.pop(topic, None)
+        if claims is None:
+            return
+        if not self._behind:
+            self._behind_bytes = 0
+        for claim in claims:
+            try:
+                if topic.id not in self._engine.state.catalog.by_id:
+                    raise TopicNotFound(topic=topic.name)
+                self._enter(claim, now_ms)
+            except DiskFault:
+                raise  # not this caller's failure, as in Engine.submit
+            except TopicsError as err:
+                claim.request.fail(err)
 
-    def _grant(self, claim: WaitingClaim, seqs: list[int], now_ms: int) -> None:
+    def _enter(self, claim: WaitingClaim, now_ms: int) -> None:
         topic, queue = claim.topic, claim.topic.queue
         assert queue is not None
-        deadline_ms = now_ms + claim.lease_ms
-        grants: list[LeaseRow] = []
-        jobs: list[bytes] = []
-        waited: dict[int, int] = {}  # how many were delivered for the first time, by when they were written
-        room = CLAIM_MAX_BYTES
-        records, damaged = readable_records(topic, seqs, self._engine.state.source)
+        self._engine.sweep(topic, now_ms)
+        queue.settle(topic, now_ms)
+        waiters = self._waiting.get(topic)
+        jitter_ms = topic.config.claim_jitter_ms
+        if waiters is None and not jitter_ms:
+            taken = self._take(topic, queue, claim.wanted, now_ms)
+            if taken or claim.deadline_ms <= now_ms:
+                self._grant(claim, taken, now_ms)
+                return
+        if waiters is None:
+            waiters = self._waiting.setdefault(topic, Waiters())
+        if jitter_ms:
+            waiters.gather(claim, now_ms, jitter_ms)
+        else:
+            waiters.add(claim)
+            if claim.deadline_ms <= now_ms or queue.has_ready(topic):
+                self._serve_waiting(topic, now_ms)
+
+    def _serve(
+        self, topic: Topic, queue: LeaseQueue, claims: list[WaitingClaim], now_ms: int
+    ) -> list[WaitingClaim]:
+        """Divide what is ready evenly over the claims. Returns those that got something."""
+        taken = self._take(topic, queue, sum(claim.wanted for claim in claims), now_ms)
+        shares = shared_out(taken, [claim.wanted for claim in claims])
+        served = []
+        for claim, share in zip(claims, shares, strict=True):
+            if share:
+                self._grant(claim, share, now_ms)
+                served.append(claim)
+        return served
+
+    def _take(self, topic: Topic, queue: LeaseQueue, wanted: int, now_ms: int) -> list[Stretch]:
+        """Jobs to hand out. Those that were delivered too often go to the dead letters."""
+        config, source = topic.config, self._engine.state.source
+        limit = config.max_deliveries if config.dead_letter is not None else 0
+        if not limit:
+            return queue.take(topic, wanted, source)
+        taken: list[Stretch] = []
+        while wanted > 0:
+            stretches = queue.take(topic, wanted, source)
+            if not stretches:
+                break
+            dead: list[int] = []
+            for first, last in stretches:
+                if queue.jobs[first].deliveries < limit:
+                    taken.append((first, last))
+                    wanted -= last - first + 1
+                else:
+                    dead += range(first, last + 1)
+            if dead:
+                self._moves.bury(topic, dead, now_ms)
+        return taken
+
+    def _grant(self, claim: WaitingClaim, taken: list[Stretch], now_ms: int) -> None:
+        topic, queue = claim.topic, claim.topic.queue
+        assert queue is not None
+        source, deadline_ms = self._engine.state.source, now_ms + claim.lease_ms
+        handout = Handout(topic, queue, self._token_prefix, self._tokens, deadline_ms)
+        damaged = handout.add(sorted(taken), source)
         for seq in damaged:
             # Others go first for a while: one bad block must not stop the queue.
             queue.release(seq, now_ms, now_ms + MOVE_RETRY_MS)
-        if damaged and not records:
+        if damaged and not handout.leases:
             claim.request.fail(next(iter(damaged.values())))
             return
-        texts, node, prefix, number = JobTexts(), claim.node, self._token_prefix, self._tokens
-        for seq, piece, place in records:
-            if room <= 0:
-                queue.stay(seq)
-                continue
-            number += 1
-            job = queue.jobs[seq]
-            grant = LeaseRow(seq, f"{prefix}{number:x}", deadline_ms, job.deliveries + 1, node)
-            grants.append(grant)
-            text = texts.of(grant, piece, place)
-            jobs.append(text)
-            room -= len(text)
-            if not job.deliveries:
-                times = piece.times
-                written_ms = times if isinstance(times, int) else times[place]
-                waited[written_ms] = waited.get(written_ms, 0) + 1
-        self._tokens = number
+        self._tokens = handout.number
         counters = self._engine.counters
-        counters.jobs_claimed += len(jobs)
-        for written_ms, count in waited.items():
-            counters.job_waits.add(now_ms - written_ms, count)
+        counters.jobs_claimed += handout.count
+        for written_ms, jobs in handout.first_deliveries.items():
+            counters.job_waits.add(now_ms - written_ms, jobs)
+        if handout.leases and topic.config.leases_durable:
+            self._lease_durably(claim, handout, now_ms)
+            return
+        for first, last, number in handout.leases:
+            queue.lease(first, last, claim.node, self._token_prefix, number, deadline_ms, now_ms)
+        claim.request.sink.answer(claim.request.id, 200, handout.answer())
+
+    def _lease_durably(self, claim: WaitingClaim, handout: Handout, now_ms: int) -> None:
+        topic, queue = claim.topic, claim.topic.queue
+        assert queue is not None
+        rows = handout.rows(claim.node)
 
         def answer(_: int) -> tuple[int, bytes]:
             queue.settle(topic, self._engine.now_ms())
-            return 200, b'{"topic":"%b","claimed":[%b],"count":%d,"ready":%d' % (
-                topic.name.encode(),
-                b",".join(jobs),
-                len(jobs),
-                queue.ready(topic),
-            )
+            return 200, handout.answer()
 
-        if grants and topic.config.leases_durable:
-            fact = JobsLeased(tuple(grants))
+        def undo() -> None:
+            for row in rows:
+                queue.release(row.seq, now_ms, 0)
 
-            def undo() -> None:
-                for grant in grants:
-                    queue.release(grant.seq, now_ms, 0)
-
-            self._stage(claim.request, topic, fact, answer, undo, durable=True)
-        else:
-            queue.apply_leases(grants, now_ms, lambda seq: now_ms)
-            status, body = answer(0)
-            claim.request.sink.answer(claim.request.id, status, body)
+        self._stage(claim.request, topic, JobsLeased(tuple(rows)), answer, undo, now_ms, durable=True)
 
     # --- waiting ----------------------------------------------------------------------------------------
 
@@ -216,42 +248,47 @@ class QueueOps:
         """Jobs may have come: serve who waits for them."""
         if topic in self._waiting:
             self._serve_waiting(topic, self._engine.now_ms())
+        if topic in self._behind:
+            self._serve_behind(topic, self._engine.now_ms())
 
     def _serve_waiting(self, topic: Topic, now_ms: int) -> None:
-        claims = self._waiting.pop(topic, [])
-        if not claims:
+        # Out of sight meanwhile: burying jobs may commit, and that comes here again.
+        waiters = self._waiting.pop(topic, None)
+        if waiters is None:
             return
-        if topic.id not in self._engine.state.catalog.by_id or topic.queue is None:
-            for claim in claims:
+        queue = topic.queue
+        if topic.id not in self._engine.state.catalog.by_id or queue is None:
+            for claim in waiters:
                 claim.request.fail(TopicNotFound(topic=topic.name))
             return
-        topic.queue.settle(topic, now_ms)
+        queue.settle(topic, now_ms)
         # All whose window is over share what there is; who got nothing waits on, in front of those that come later.
-        cohort = [claim for claim in claims if claim.due_ms <= now_ms]
-        left = self._serve(cohort, now_ms) if cohort else []
-        for claim in left:
-            claim.due_ms = 0
-        left += [claim for claim in claims if claim.due_ms > now_ms]
-        if left:
-            self._waiting[topic] = left
+        waiters.close_window(now_ms)
+        if waiters.in_line and queue.has_ready(topic):
+            # More claims than jobs could not all get one.
+            waiters.remove(self._serve(topic, queue, waiters.first(queue.ready(topic)), now_ms))
+        for claim in waiters.take_expired(now_ms):
+            self._grant(claim, [], now_ms)
+        if len(waiters):
+            self._waiting[topic] = waiters
 
     def tick(self, now_ms: int) -> None:
-        for topic, claims in list(self._waiting.items()):
-            if self._due_ms(topic, claims, now_ms) <= now_ms:
+        for topic, waiters in list(self._waiting.items()):
+            if self._due_ms(topic, waiters, now_ms) <= now_ms:
                 self._engine.sweep(topic, now_ms)
                 self._serve_waiting(topic, now_ms)
 
     def next_deadline_ms(self) -> int | None:
+        if not self._waiting:
+            return None
         now_ms = self._engine.now_ms()
-        return min(
-            (self._due_ms(topic, claims, now_ms) for topic, claims in self._waiting.items()), default=None
-        )
+        return min(self._due_ms(topic, waiters, now_ms) for topic, waiters in self._waiting.items())
 
-    def _due_ms(self, topic: Topic, claims: list[WaitingClaim], now_ms: int) -> int:
+    def _due_ms(self, topic: Topic, waiters: Waiters, now_ms: int) -> int:
         """When to look at the claims that wait for this topic."""
-        due_ms = min(claim.next_ms for claim in claims)
+        due_ms = waiters.next_ms()
         queue = topic.queue
-        if queue is None or all(claim.due_ms for claim in claims):
+        if queue is None or not waiters.in_line:
             return due_ms  # nobody gets a job before a window is over
         if queue.has_ready(topic):
             # Somebody else has settled the queue: looking at its state is enough, and changes nothing else.
@@ -261,80 +298,94 @@ class QueueOps:
 
     @property
     def waiting_claims(self) -> int:
-        return sum(map(len, self._waiting.values()))
+        return sum(map(len, self._waiting.values())) + sum(map(len, self._behind.values()))
 
     def cancel(self, sink: object, request_id: object) -> Request | None:
-        for topic, claims in list(self._waiting.items()):
-            for claim in claims:
-                if claim.request.sink is sink and claim.request.id == request_id:
-                    self._drop(topic, [claim])
-                    return claim.request
+        for claim in self._all_waiting():
+            if claim.request.sink is sink and claim.request.id == request_id:
+                self._drop([claim])
+                return claim.request
         return None
 
     def forget_sink(self, sink: object) -> None:
-        for topic, claims in list(self._waiting.items()):
-            self._drop(topic, [claim for claim in claims if claim.request.sink is sink])
+        self._drop([claim for claim in self._all_waiting() if claim.request.sink is sink])
 
     def expire_all(self) -> None:
         """Answer every waiting claim as it stands, at shutdown."""
-        for topic, claims in list(self._waiting.items()):
-            self._drop(topic, claims)
-            for claim in claims:
-                self._grant(claim, [], self._engine.now_ms())
+        claims = list(self._all_waiting())
+        self._drop(claims)
+        for claim in claims:
+            self._grant(claim, [], self._engine.now_ms())
 
-    def _drop(self, topic: Topic, claims: list[WaitingClaim]) -> None:
-        kept = [claim for claim in self._waiting[topic] if claim not in claims]
-        if kept:
-            self._waiting[topic] = kept
-        else:
-            del self._waiting[topic]
+    def _all_waiting(self) -> Iterator[WaitingClaim]:
+        yield from chain.from_iterable(self._waiting.values())
+        yield from chain.from_iterable(self._behind.values())
+
+    def _drop(self, claims: list[WaitingClaim]) -> None:
+        for claim in claims:
+            waiters, behind = self._waiting.get(claim.topic), self._behind.get(claim.topic)
+            if waiters is not None:
+                waiters.remove([claim])
+                if not len(waiters):
+                    del self._waiting[claim.topic]
+            if behind is not None and claim in behind:
+                behind.remove(claim)
 
     # --- the holder's word ------------------------------------------------------------------------------
 
-    def _held(self, queue: LeaseQueue, node: str, seqs: list[int], lease_ids: list[str] | None) -> list[int]:
+    def _held(
+        self, queue: LeaseQueue, node: str, seqs: list[int], lease_ids: list[str] | None
+    ) -> list[Stretch]:
         """Those of `seqs` about which this caller may decide; the others are skipped, never an error."""
         if len(seqs) > QUEUE_SEQS_MAX:
             raise BatchTooLarge(what="seqs", count=len(seqs), max=QUEUE_SEQS_MAX)
         if lease_ids is not None and len(lease_ids) != len(seqs):
             raise InvalidRequest("lease_ids must have one entry per seq")
-        tokens: list[str | None] = [*lease_ids] if lease_ids is not None else [None] * len(seqs)
-        pairs = dict(zip(seqs, tokens, strict=True))
-        return [seq for seq, token in pairs.items() if queue.held_by(seq, node, token)]
+        if len(seqs) > 1 and len(set(seqs)) < len(seqs):
+            if lease_ids is not None:
+                pairs = dict(zip(seqs, lease_ids, strict=True))
+                seqs, lease_ids = list(pairs), list(pairs.values())
+            else:
+                seqs = list(dict.fromkeys(seqs))
+        return queue.held(seqs, node, lease_ids)
 
     def _ack(self, request: Request) -> None:
         wanted = decode_ack(request.body)
-        topic, queue = self._queue(request, self._engine.now_ms())
+        now_ms = self._engine.now_ms()
+        topic, queue = self._queue(request, now_ms, wanted.node)
         held = self._held(queue, wanted.node, wanted.seqs, wanted.lease_ids)
-        skipped = len(wanted.seqs) - len(held)
+        acked = count_of(held)
+        skipped = len(wanted.seqs) - acked
 
         def answer(_: int) -> tuple[int, bytes]:
-            return 200, self._counts(queue, topic, acked=len(held), skipped=skipped)
+            return 200, self._counts(queue, topic, b"acked", acked, skipped)
 
         if not held:
             self._answer_now(request, answer)
             return
         self._engine.commits.check_writable()
-        for seq in held:
-            queue.leave(seq)
-        self._engine.counters.jobs_acked += len(held)
+        for first, last in held:
+            queue.leave(first, last)
+        self._engine.counters.jobs_acked += acked
 
         def undo() -> None:
-            for seq in held:
-                queue.keep(seq)
+            for first, last in held:
+                queue.keep(first, last)
 
         fsync = topic.config.durability == "fsync"
-        self._stage(request, topic, JobsDone(tuple(held)), answer, undo, durable=fsync)
+        self._stage(request, topic, JobsDone(tuple(seqs_of(held))), answer, undo, now_ms, durable=fsync)
 
     def _nack(self, request: Request) -> None:
         wanted = decode_nack(request.body)
         now_ms = self._engine.now_ms()
         topic, queue = self._queue(request, now_ms)
         held = self._held(queue, wanted.node, wanted.seqs, wanted.lease_ids)
-        skipped = len(wanted.seqs) - len(held)
+        nacked = count_of(held)
+        skipped = len(wanted.seqs) - nacked
         due_ms = now_ms + wanted.delay_ms if wanted.delay_ms else 0
 
         def answer(_: int) -> tuple[int, bytes]:
-            return 200, self._counts(queue, topic, nacked=len(held), skipped=skipped)
+            return 200, self._counts(queue, topic, b"nacked", nacked, skipped)
 
         if not held:
             self._answer_now(request, answer)
@@ -342,17 +393,17 @@ class QueueOps:
         if wanted.delay_ms or topic.config.leases_durable:
             self._engine.commits.check_writable()
             # Nobody gets them before the frame is applied: what it says would be done to the next holder.
-            for seq in held:
-                queue.leave(seq)
+            for first, last in held:
+                queue.leave(first, last)
 
             def undo() -> None:
-                for seq in held:
-                    queue.keep(seq)
+                for first, last in held:
+                    queue.keep(first, last)
 
-            fact = JobsReleased(tuple((seq, due_ms) for seq in held))
-            self._stage(request, topic, fact, answer, undo, durable=False)
+            fact = JobsReleased(tuple((seq, due_ms) for seq in seqs_of(held)))
+            self._stage(request, topic, fact, answer, undo, now_ms, durable=False)
         else:
-            for seq in held:
+            for seq in seqs_of(held):
                 queue.release(seq, now_ms, 0)
             self._answer_now(request, answer)
             self._engine.commits.changed.add(topic)
@@ -361,7 +412,7 @@ class QueueOps:
         wanted = decode_extend(request.body)
         now_ms = self._engine.now_ms()
         topic, queue = self._queue(request, now_ms)
-        held = self._held(queue, wanted.node, wanted.seqs, wanted.lease_ids)
+        held = seqs_of(self._held(queue, wanted.node, wanted.seqs, wanted.lease_ids))
         skipped = len(wanted.seqs) - len(held)
         deadline_ms = now_ms + max(LEASE_MS_MIN, min(wanted.lease_ms, LEASE_MS_MAX))
         durable = topic.config.leases_durable and bool(held)
@@ -370,10 +421,11 @@ class QueueOps:
         rows, before = [], []
         for seq in held:
             job = queue.jobs[seq]
-            rows.append(LeaseRow(seq, job.token, deadline_ms, job.deliveries, job.node))
-            before.append((seq, job.token, job.deadline_ms))
+            token = job.token_of(seq)
+            rows.append(LeaseRow(seq, token, deadline_ms, job.deliveries, job.node))
+            before.append((seq, token, job.deadline_ms))
             # At once, or it could run out while the frame waits for a sync.
-            queue.set_deadline(seq, job.token, deadline_ms)
+            queue.set_deadline(seq, token, deadline_ms)
 
         def undo() -> None:
             for seq, token, old_ms in before:
@@ -388,7 +440,7 @@ class QueueOps:
             return 200, _json(fields)[:-1]
 
         if durable:
-            self._stage(request, topic, JobsLeased(tuple(rows)), answer, undo, durable=False)
+            self._stage(request, topic, JobsLeased(tuple(rows)), answer, undo, now_ms, durable=False)
         else:
             self._answer_now(request, answer)
 
@@ -407,7 +459,7 @@ class QueueOps:
                 {
                     "seq": seq,
                     "node": job.node,
-                    "lease_id": job.token,
+                    "lease_id": job.token_of(seq),
                     "deliveries": job.deliveries,
                     "age_ms": now_ms - job.leased_ms,
                     "deadline": job.deadline_ms,
@@ -427,10 +479,11 @@ class QueueOps:
         fact: JobsLeased | JobsDone | JobsReleased,
         answer: Callable[[int], tuple[int, bytes]],
         undo: Callable[[], None] | None,
+        now_ms: int,
         *,
         durable: bool,
     ) -> None:
-        pending = PendingControl(fact, topic, self._engine.now_ms(), request, answer, undo)
+        pending = PendingControl(fact, topic, now_ms, request, answer, undo)
         gated = durable and topic.config.durability == "fsync"
         self._engine.commits.stage_control(pending, gated=gated)
 
@@ -438,7 +491,13 @@ class QueueOps:
         status, body = answer(0)
         request.sink.answer(request.id, status, body)
 
-    def _counts(self, queue: LeaseQueue, topic: Topic, **first: int) -> bytes:
+    def _counts(self, queue: LeaseQueue, topic: Topic, decided: bytes, count: int, skipped: int) -> bytes:
         # A delete of the same turn may have taken jobs from under their leases.
         queue.settle(topic, self._engine.now_ms())
-        return _json({**first, "ready": queue.ready(topic), "in_flight": queue.in_flight})[:-1]
+        return b'{"%b":%d,"skipped":%d,"ready":%d,"in_flight":%d' % (
+            decided,
+            count,
+            skipped,
+            queue.ready(topic),
+            queue.in_flight,
+        )

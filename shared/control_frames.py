@@ -16,6 +16,7 @@ from shared.cbor_body import (
     as_text,
     as_uint,
     dump_map,
+    dump_uints,
     list_of,
     load_map,
     without_none,
@@ -299,6 +300,8 @@ _MAPPED: dict[int, type[_Mapped]] = {
 
 def encode_control(control: Control) -> bytes:
     """The body of the frame of kind `control.kind`."""
+    if isinstance(control, JobsDone):
+        return b"\xa2\x64seqs%b\x64dead%b" % (dump_uints(control.seqs), b"\xf5" if control.dead else b"\xf4")
     return b"" if isinstance(control, TopicDeleted | FileEnded) else dump_map(control.to_map())
 
 

@@ -216,6 +216,9 @@ MOVE_MAX_BYTES: Final = 8 * MiB
 CLAIM_MAX_BYTES: Final = 8 * MiB
 """Bytes of jobs in one claim; the others stay ready. One job is always handed out."""
 
+CLAIMS_BEHIND_MAX_BYTES: Final = 4 * MiB
+"""About so many bytes of answers to claims wait for the writes of their turn; more claims have those written first."""
+
 REDRIVE_DEFAULT_LIMIT: Final = 100
 """Dead letters moved back by one call that does not say how many."""
 

@@ -97,6 +97,13 @@ class HotIndex:
             return index + 1
         return index
 
+    def find(self, seq: int) -> int:
+        """The entry that holds `seq`; -1 if there is none."""
+        index = bisect_right(self.first, seq, self.start) - 1
+        if index < self.start or seq >= self.first[index] + self.count[index]:
+            return -1
+        return index
+
     def last_from(self, seq: int) -> int:
         """The last entry that starts at or before `seq`, whether it reaches that far or not."""
         return bisect_right(self.first, seq, self.start) - 1

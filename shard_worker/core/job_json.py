@@ -7,9 +7,10 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from shard_worker.core.hot_index import IN_MEMORY
+from shard_worker.core.lease_tokens import token_parts
 from shard_worker.core.piece import Piece, PieceSource
 from shard_worker.core.topic import Topic
-from shared.columns import FIELD_COLUMN, Columns
+from shared.columns import COLUMN_TAG, FIELD_COLUMN, Columns
 from shared.control_frames import LeaseRow
 from shared.errors import DataDamage
 
@@ -103,6 +104,68 @@ def record_text(piece: Piece, place: int) -> bytes:
     """The record as it is stored, without its comma."""
     ends = piece.columns.ends
     return bytes(piece.json[ends[place - 1] if place else 0 : ends[place] - 1])
+
+
+def stored_stretch(
+    topic: Topic, first: int, last: int, source: PieceSource, max_bytes: int
+) -> tuple[bytes, int] | None:
+    """Live records that were written at the same time, as they are stored one behind the other without the last
+    comma, and that time. None where more than that is needed to show them, or they are large: then go record by
+    record."""
+    hot = topic.hot
+    index = hot.find(first)
+    ends = len(hot.first)
+    if index < 0:
+        return None
+    ts = hot.ts[index]
+    lsns: list[int] = []
+    sizes: list[int] = []
+    begin = index
+    while True:
+        if (
+            index == ends
+            or hot.lsn[index] == IN_MEMORY
+            or hot.flags[index] & COLUMN_TAG
+            or hot.ts[index] != ts
+        ):
+            return None
+        lsns.append(hot.lsn[index])
+        sizes.append(hot.size[index])
+        if hot.last_of(index) >= last:
+            break
+        index += 1
+    if sum(sizes) > max_bytes:
+        return None
+    if hot.first[begin] == first and hot.last_of(index) == last:
+        whole = source.hot_json(lsns, sizes)
+        return (whole[0] if len(whole) == 1 else b"".join(whole))[:-1], ts
+    texts: list[bytes] = []
+    for at in range(begin, index + 1):
+        low, high = hot.first[at], hot.last_of(at)
+        start, stop = max(low, first) - low, min(high, last) - low
+        texts.append(source.hot_part(hot.lsn[at], hot.size[at], hot.count[at], start, stop))
+    return b"".join(texts)[:-1], ts
+
+
+def stretch_text(
+    text: bytes, ts: int, count: int, deliveries: int, prefix: str, number: int, deadline_ms: int
+) -> bytes | None:
+    """`count` records that were stored at `ts`, as one claim shows them; `text` is what `stored_stretch` found.
+
+    Every record begins with `$seq` and `$ts`, and their lease goes behind that. If the text of the latter is found
+    as often as there are records, it is in none of their data, and the text can be cut there in one go. No two places
+    where it is found overlap with the one at the beginning of a record, in front of which is a seq and not a time.
+    """
+    parts = text.split(b',"$ts":%d,' % ts)
+    if len(parts) != count + 1:
+        return None
+    head, tokens = token_parts(prefix, number, count)
+    before = b',"$ts":%d,"deliveries":%d,"lease_id":"%b' % (ts, deliveries, head)
+    pieces = [before] * (4 * count + 1)
+    pieces[::4] = parts
+    pieces[2::4] = tokens
+    pieces[3::4] = [b'","deadline":%d,' % deadline_ms] * count
+    return b"".join(pieces)
 
 
 class JobTexts:

@@ -2,7 +2,10 @@
 
 A job is a live record of the topic. Most jobs have no entry here: a *fresh* job is any live record at or behind
 `_fresh_from` without one, so a backlog of millions costs nothing. An entry exists while a job is leased, delayed,
-or has been delivered before, and from the start for jobs written with a delay, a priority or a group.
+or has been delivered before, and from the start for jobs written with a delay, a priority or a group. Plain jobs
+that were written at the same time and are handed out together share one entry, until something happens to one of
+them alone: a claim or an ack of a hundred jobs is then about as much work as one of a single job. Such neighbours
+are spoken of as a *stretch*, their first and last seq.
 
 L1 a live job is in exactly one of: ready, delayed, leased. Acked and dead ones are not live.
 L2 only the newest lease of a job may ack, nack or extend it.
@@ -17,19 +20,21 @@ priorities as it waits, so nothing starves; jobs that come back are older than f
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 import msgspec
 
+from shard_worker.core.lease_tokens import token_of, tokens_are
 from shard_worker.core.piece import PieceSource
+from shard_worker.core.stretches import Stretch, stretches_of
 from shard_worker.core.topic import Topic
 from shared.control_frames import LeaseRow
 from shared.errors import DataDamage
 
 AGING_MS = 1000  # of waiting that outweigh one point of priority
+_CLEAN_AT = 256  # ends of leases to look at again, before that is worth a pass over all
 
 
 class JobState(IntEnum):
@@ -40,17 +45,86 @@ class JobState(IntEnum):
     LEAVING = 4  # being moved to the dead letters, or its ack is on its way to the disk
 
 
-@dataclass(slots=True)
 class Job:
-    key: int
-    state: JobState = JobState.READY
-    deliveries: int = 0
-    due_ms: int = 0  # of a delayed job
-    node: str = ""  # of a leased one, as are the next two
-    token: str = ""
-    deadline_ms: int = 0
-    leased_ms: int = 0
-    group: str | None = None
+    __slots__ = (
+        "deadline_ms",
+        "deliveries",
+        "due_ms",
+        "first",
+        "group",
+        "key",
+        "last",
+        "leased_ms",
+        "node",
+        "number",
+        "sharers",
+        "state",
+        "token",
+    )
+
+    def __init__(
+        self,
+        key: int,
+        state: JobState = JobState.READY,
+        deliveries: int = 0,
+        due_ms: int = 0,
+        node: str = "",
+        token: str = "",
+        deadline_ms: int = 0,
+        leased_ms: int = 0,
+        group: str | None = None,
+        first: int = 0,
+        last: int = 0,
+        number: int = 0,
+    ) -> None:
+        self.key = key
+        self.state = state
+        self.deliveries = deliveries
+        self.due_ms = due_ms  # of a delayed job
+        self.node = node  # of a leased one, as are the next three
+        self.token = token
+        self.deadline_ms = deadline_ms
+        self.leased_ms = leased_ms
+        self.group = group
+        # Of an entry that several jobs share: whose it was to begin with, the number in the token of the first of
+        # them (`token` is what they have in common), and how many have it still.
+        self.first = first
+        self.last = last
+        self.number = number
+        self.sharers = last - first + 1
+
+    def __repr__(self) -> str:
+        return (
+            f"<Job {self.state.name} key={self.key} deliveries={self.deliveries} due={self.due_ms} node={self.node!r} "
+            f"token={self.token!r} until={self.deadline_ms} group={self.group!r} of={self.first}…{self.last}>"
+        )
+
+    @property
+    def shared(self) -> bool:
+        return self.last > self.first
+
+    def token_of(self, seq: int) -> str:
+        if self.last > self.first and self.token:
+            return token_of(self.token, self.number + seq - self.first)
+        return self.token
+
+    def for_stretch(self, first: int, last: int) -> Job:
+        """A copy for a part of those that share this entry."""
+        alone = first == last
+        return Job(
+            self.key,
+            self.state,
+            self.deliveries,
+            self.due_ms,
+            self.node,
+            self.token_of(first) if alone else self.token,
+            self.deadline_ms,
+            self.leased_ms,
+            self.group,
+            0 if alone else first,
+            0 if alone else last,
+            0 if alone else self.number + first - self.first,
+        )
 
 
 class JobSpec(msgspec.Struct, frozen=True):
@@ -68,6 +142,7 @@ class LeaseQueue:
         "_groups",
         "_leased",
         "_leases",
+        "_over",
         "_ready",
         "_seen_removals",
         "_waiting",
@@ -80,8 +155,8 @@ class LeaseQueue:
         self._fresh_from = 1
         self._ready: list[tuple[int, int]] = []  # heap of (key, seq); entries may be stale
         self._delayed: list[tuple[int, int]] = []  # heap of (due, seq); entries may be stale
-        # Heap of (deadline, the seqs that one claim or extend gave it); entries may be stale.
-        self._leases: list[tuple[int, tuple[int, ...]]] = []
+        self._leases: list[tuple[int, int, int]] = []  # heap of (deadline, stretch); entries may be stale
+        self._over = 0  # leases that ended since the stale entries of `_leases` were last thrown out
         self._groups: dict[str, deque[int]] = {}  # jobs of a group that are not done, oldest first
         self._leased = 0
         self._waiting = 0  # number of delayed jobs
@@ -110,11 +185,12 @@ class LeaseQueue:
             for seq in [seq for seq in self.jobs if not topic.is_live(seq)]:
                 self.forget(seq)
         while self._leases and self._leases[0][0] <= now_ms:
-            for seq in heappop(self._leases)[1]:
+            _, first, last = heappop(self._leases)
+            for seq in range(first, last + 1):
                 job = self.jobs.get(seq)
                 if job is not None and job.state is JobState.LEASED and job.deadline_ms <= now_ms:
                     self._leased -= 1
-                    self._make_ready(seq, job)
+                    self._make_ready(seq, self._own(seq, job))
         while self._delayed and self._delayed[0][0] <= now_ms:
             due, seq = heappop(self._delayed)
             job = self.jobs.get(seq)
@@ -162,46 +238,96 @@ class LeaseQueue:
         self._waiting += 1
         heappush(self._delayed, (due_ms, seq))
 
+    # --- entries that jobs share ------------------------------------------------------------------------
+
+    def _part(self, first: int, last: int) -> Job:
+        """The entry of these neighbours, who share one, and of nobody else from here on."""
+        job = self.jobs[first]
+        if not job.shared or (job.first == first and job.last == last):
+            return job
+        if first == last:
+            return self._own(first, job)
+        part = job.for_stretch(first, last)
+        job.sharers -= last - first + 1
+        self.jobs.update(dict.fromkeys(range(first, last + 1), part))
+        return part
+
+    def _own(self, seq: int, job: Job) -> Job:
+        """The entry of this job alone."""
+        if not job.shared:
+            return job
+        own = self.jobs[seq] = job.for_stretch(seq, seq)
+        job.sharers -= 1
+        return own
+
+    def _share(self, job: Job, first: int, last: int) -> bool:
+        """Is this the entry of all of them?"""
+        if not (job.first <= first and last <= job.last):
+            return False
+        if job.sharers == job.last - job.first + 1:
+            return True  # nothing has happened to any one of them
+        entries = list(map(self.jobs.get, range(first, last + 1)))
+        return entries.count(job) == len(entries)
+
     # --- handing out ------------------------------------------------------------------------------------
 
-    def take(self, topic: Topic, wanted: int, source: PieceSource) -> list[int]:
-        """Up to `wanted` ready jobs in order of their keys; call `settle` first. They must be leased next."""
-        taken: list[int] = []
+    def take(self, topic: Topic, wanted: int, source: PieceSource) -> list[Stretch]:
+        """Up to `wanted` ready jobs in order of their keys; call `settle` first. They must be leased next.
+
+        The jobs of a stretch share an entry.
+        """
+        taken: list[Stretch] = []
+        hot = topic.hot
         fresh = self._next_fresh(topic)
-        while len(taken) < wanted:
+        while wanted > 0:
             while self._ready and not self._is_ready(self._ready[0]):
                 heappop(self._ready)
-            written_ms = written_at(topic, fresh, source) if fresh is not None else 0
+            written_ms, index = 0, -1
+            if fresh is not None:
+                index = hot.find(fresh)
+                written_ms = hot.ts[index] if index >= 0 else written_at(topic, fresh, source)
             if self._ready and (fresh is None or self._ready[0] < (written_ms, fresh)):
                 seq = heappop(self._ready)[1]
                 self.jobs[seq].state = JobState.LEAVING
-                taken.append(seq)
+                taken.append((seq, seq))
+                wanted -= 1
             elif fresh is not None:
-                last = self._run_end(topic, fresh, wanted - len(taken), written_ms)
-                taken += self._take_run(fresh, last, written_ms)
+                last = self._run_end(topic, index, fresh, wanted) if index >= 0 and wanted > 1 else fresh
+                self._take_run(fresh, last, written_ms)
+                taken.append((fresh, last))
+                wanted -= last - fresh + 1
                 fresh = self._next_fresh(topic)
             else:
                 break
         return taken
 
-    def _run_end(self, topic: Topic, first: int, wanted: int, written_ms: int) -> int:
-        """The last of up to `wanted` seqs from `first` that were written together and are all live."""
+    def _run_end(self, topic: Topic, index: int, first: int, wanted: int) -> int:
+        """The last of up to `wanted` seqs from `first`, in the hot batch `index`, that were written together, are all
+        live and have no entry."""
         hot = topic.hot
-        index = hot.index_of(first)
-        if index == len(hot.first) or hot.first[index] > first:
-            return first
-        last = min(first + wanted - 1, hot.last_of(index))
+        written_ms = hot.ts[index]
+        most = first + wanted - 1
+        last = min(most, hot.last_of(index))
+        while last < most and index + 1 < len(hot.first):
+            index += 1
+            if hot.first[index] != last + 1 or hot.ts[index] != written_ms:
+                break
+            last = min(most, hot.last_of(index))
         if self._ready and self._ready[0][0] == written_ms:
             last = min(last, self._ready[0][1] - 1)  # written with them, and its turn comes between them
-        return last if topic.live_between(first, last) == last - first + 1 else first
+        while topic.live_between(first, last) != last - first + 1:
+            last = (first + last) // 2
+        if not self.jobs.keys().isdisjoint(range(first, last + 1)):
+            last = next(seq for seq in range(first + 1, last + 1) if seq in self.jobs) - 1
+        return last
 
-    def _take_run(self, first: int, last: int, written_ms: int) -> list[int]:
-        jobs = self.jobs
-        taken = [seq for seq in range(first, last + 1) if seq not in jobs]
-        for seq in taken:
-            jobs[seq] = Job(written_ms, JobState.LEAVING)
+    def _take_run(self, first: int, last: int, written_ms: int) -> None:
+        if first == last:
+            self.jobs[first] = Job(written_ms, JobState.LEAVING)
+        else:
+            job = Job(written_ms, JobState.LEAVING, first=first, last=last)
+            self.jobs.update(dict.fromkeys(range(first, last + 1), job))
         self._fresh_from = last + 1
-        return taken
 
     def _is_ready(self, entry: tuple[int, int]) -> bool:
         job = self.jobs.get(entry[1])
@@ -219,6 +345,21 @@ class LeaseQueue:
             heappop(self._ready)
         return bool(self._ready) or self._next_fresh(topic) is not None
 
+    def lease(
+        self, first: int, last: int, node: str, prefix: str, number: int, deadline_ms: int, ts: int
+    ) -> None:
+        """A stretch that was taken is leased, one more delivery for each; tokens are `prefix` and a number."""
+        job = self._part(first, last)
+        job.state = JobState.LEASED
+        job.deliveries += 1
+        job.node, job.deadline_ms, job.leased_ms = node, deadline_ms, ts
+        if first == last:
+            job.token = token_of(prefix, number)
+        else:
+            job.token, job.number = prefix, number
+        self._leased += last - first + 1
+        heappush(self._leases, (deadline_ms, first, last))
+
     def apply_leases(self, grants: Iterable[LeaseRow], ts: int, written_at: Callable[[int], int]) -> None:
         """New leases, or other deadlines of those that are held. The same again changes nothing.
 
@@ -228,8 +369,8 @@ class LeaseQueue:
         began: dict[int, list[int]] = {}  # by deadline: one for all that were claimed together
         for seq, token, deadline_ms, deliveries, node in grants:
             job = jobs.get(seq)
-            if job is None:
-                job = jobs[seq] = Job(written_at(seq))
+            job = Job(written_at(seq)) if job is None else self._own(seq, job)
+            jobs[seq] = job
             if job.token == token:
                 # Given back or on its way out by now: then a later deadline does not bring the lease back.
                 self.set_deadline(seq, token, deadline_ms)
@@ -242,17 +383,20 @@ class LeaseQueue:
             job.node, job.token, job.deadline_ms, job.leased_ms = node, token, deadline_ms, ts
             began.setdefault(deadline_ms, []).append(seq)
         for deadline_ms, seqs in began.items():
-            heappush(self._leases, (deadline_ms, tuple(seqs)))
+            for first, last in stretches_of(seqs):
+                heappush(self._leases, (deadline_ms, first, last))
 
     def set_deadline(self, seq: int, token: str, deadline_ms: int) -> None:
         """Of a lease that has not ended yet; otherwise nothing happens."""
         job = self.jobs.get(seq)
-        if job is None or job.token != token or job.deadline_ms == deadline_ms:
+        if job is None or job.deadline_ms == deadline_ms or job.token_of(seq) != token:
             return
+        job = self._own(seq, job)
         if job.state in (JobState.LEASED, JobState.LEAVING):
             job.deadline_ms = deadline_ms
         if job.state is JobState.LEASED:
-            heappush(self._leases, (deadline_ms, (seq,)))
+            self._note_over()
+            heappush(self._leases, (deadline_ms, seq, seq))
 
     # --- the holder's word ------------------------------------------------------------------------------
 
@@ -263,33 +407,86 @@ class LeaseQueue:
             job is not None
             and job.state is JobState.LEASED
             and job.node == node
-            and (token is None or token == job.token)
+            and (token is None or token == job.token_of(seq))
         )
 
-    def leave(self, seq: int) -> None:
-        """Its ack or move is on its way: nobody else gets it meanwhile."""
-        job = self.jobs[seq]
+    def held(self, seqs: Sequence[int], node: str, tokens: Sequence[str] | None) -> list[Stretch]:
+        """Those of `seqs`, all different, about which `node` may decide. The jobs of a stretch share an entry."""
+        found: list[Stretch] = []
+        at, count = 0, len(seqs)
+        while at < count:
+            first = last = seqs[at]
+            job = self.jobs.get(first)
+            if job is not None and job.shared:
+                last = self._held_together(job, seqs, at, node, tokens)
+            if last > first or self.held_by(first, node, None if tokens is None else tokens[at]):
+                found.append((first, last))
+            at += last - first + 1
+        return found
+
+    def _held_together(
+        self, job: Job, seqs: Sequence[int], at: int, node: str, tokens: Sequence[str] | None
+    ) -> int:
+        """Up to which seq those from `seqs[at]` on are neighbours who share the entry, and held; at least that one."""
+        first = seqs[at]
+        last = min(job.last, first + len(seqs) - at - 1)
+        upto = at + last - first + 1
+        if (
+            job.state is JobState.LEASED
+            and job.node == node
+            and seqs[upto - 1] == last
+            and seqs[at:upto] == list(range(first, last + 1))
+            and self._share(job, first, last)
+            and (tokens is None or tokens_are(tokens[at:upto], job.token, job.number + first - job.first))
+        ):
+            return last
+        return first
+
+    def leave(self, first: int, last: int) -> None:
+        """The ack or move of these, who share an entry, is on its way: nobody else gets them meanwhile."""
+        job = self._part(first, last)
         if job.state is JobState.LEASED:
-            self._leased -= 1
+            self._leased -= last - first + 1
+            self._note_over()
         job.state = JobState.LEAVING
+
+    def _note_over(self) -> None:
+        """Of leases that ended before their time entries stay behind; there must not be ever more of them."""
+        self._over += 1
+        if self._over >= _CLEAN_AT and self._over * 2 >= len(self._leases):
+            self._over = 0
+            self._leases = [entry for entry in self._leases if self._holds(*entry)]
+            heapify(self._leases)
+
+    def _holds(self, deadline_ms: int, first: int, last: int) -> bool:
+        """May leases of this stretch end then?"""
+        if self.jobs.keys().isdisjoint(range(first, last + 1)):
+            return False
+        for seq in range(first, last + 1):
+            job = self.jobs.get(seq)
+            if job is not None and job.state is JobState.LEASED and job.deadline_ms == deadline_ms:
+                return True
+        return False
 
     def stay(self, seq: int) -> None:
         """What `leave` announced did not happen."""
-        self._make_ready(seq, self.jobs[seq])
+        self._make_ready(seq, self._own(seq, self.jobs[seq]))
 
-    def keep(self, seq: int) -> None:
-        """What its holder decided could not be written down: the lease is what it was."""
-        job = self.jobs.get(seq)
-        if job is not None and job.state is JobState.LEAVING:
-            job.state = JobState.LEASED
-            self._leased += 1
-            heappush(self._leases, (job.deadline_ms, (seq,)))
+    def keep(self, first: int, last: int) -> None:
+        """What the holder of a stretch decided could not be written down: the lease is what it was."""
+        for seq in range(first, last + 1):
+            job = self.jobs.get(seq)
+            if job is not None and job.state is JobState.LEAVING:
+                self._own(seq, job).state = JobState.LEASED
+                self._leased += 1
+                heappush(self._leases, (job.deadline_ms, seq, seq))
 
     def withhold(self, seq: int, written_ms: int) -> None:
         """The record is being moved elsewhere: nobody can claim it meanwhile."""
         job = self.jobs.get(seq)
         if job is None:
             job = self.jobs[seq] = Job(written_ms)
+        job = self._own(seq, job)
         if job.state is JobState.DELAYED:
             self._waiting -= 1
         job.state = JobState.LEAVING
@@ -299,8 +496,10 @@ class LeaseQueue:
         job = self.jobs.get(seq)
         if job is None:
             return
+        job = self._own(seq, job)
         if job.state is JobState.LEASED:
             self._leased -= 1
+            self._note_over()
         elif job.state is JobState.DELAYED:
             self._waiting -= 1
         if due_ms > now_ms:
@@ -319,6 +518,7 @@ class LeaseQueue:
         job = self.jobs.pop(seq, None)
         if job is None:
             return
+        job.sharers -= 1
         if job.state is JobState.LEASED:
             self._leased -= 1
         elif job.state is JobState.DELAYED:
@@ -333,6 +533,21 @@ class LeaseQueue:
         elif was_first and self.jobs[members[0]].state is JobState.BLOCKED:
             self._make_ready(members[0], self.jobs[members[0]])
 
+    def forget_all(self, first: int, last: int) -> None:
+        """The same for neighbours."""
+        job = self.jobs.get(first)
+        if job is None or not job.shared or not self._share(job, first, last):
+            for seq in range(first, last + 1):
+                self.forget(seq)
+            return
+        jobs = self.jobs
+        for seq in range(first, last + 1):
+            del jobs[seq]
+        job.sharers -= last - first + 1
+        if job.state is JobState.LEASED:
+            self._leased -= last - first + 1
+            self._note_over()
+
     # --- restarts ---------------------------------------------------------------------------------------
 
     def to_snapshot(self) -> dict[str, object]:
@@ -346,7 +561,7 @@ class LeaseQueue:
                     job.deliveries,
                     job.due_ms,
                     job.node,
-                    job.token,
+                    job.token_of(seq),
                     job.deadline_ms,
                     job.leased_ms,
                     job.group,
@@ -368,7 +583,7 @@ class LeaseQueue:
         for seq, job in rows:
             if job.state is JobState.LEASED:
                 queue._leased += 1
-                heappush(queue._leases, (job.deadline_ms, (seq,)))
+                heappush(queue._leases, (job.deadline_ms, seq, seq))
             elif job.state is JobState.DELAYED:
                 queue._waiting += 1
                 heappush(queue._delayed, (job.due_ms, seq))
@@ -378,17 +593,17 @@ class LeaseQueue:
 
     def drop_leases(self) -> None:
         """After a restart without durable leases: whoever held a job does not hold it any more."""
-        for seq, job in self.jobs.items():
+        for seq, job in list(self.jobs.items()):
             if job.state is JobState.LEASED:
                 self._leased -= 1
-                self._make_ready(seq, job)
+                self._make_ready(seq, self._own(seq, job))
 
 
 def written_at(topic: Topic, seq: int, source: PieceSource) -> int:
     """When the record was written."""
     hot = topic.hot
-    index = hot.index_of(seq)
-    if index < len(hot.first) and hot.first[index] <= seq:
+    index = hot.find(seq)
+    if index >= 0:
         return hot.ts[index]
     for run in topic.runs:
         if run.first <= seq <= run.last:

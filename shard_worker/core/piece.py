@@ -129,6 +129,9 @@ class PieceSource(Protocol):
     def hot_json(self, lsns: Sequence[int], sizes: Sequence[int]) -> list[bytes]:
         """The JSON parts of whole batches, in one go; verified."""
 
+    def hot_part(self, lsn: int, size: int, count: int, start: int, stop: int) -> bytes:
+        """The records at places start…stop of one batch of `count`, without a look at the others; verified."""
+
     def sealed_pieces(self, segment: int, topic_id: int, first: int, last: int) -> Iterator[Piece]:
         """The blocks of that topic in that segment that touch first…last, ascending."""
 

@@ -16,6 +16,7 @@ from shard_worker.core.piece import PieceSource
 from shard_worker.core.replacing import NewRun, replace_runs
 from shard_worker.core.router import RouteMark, Router
 from shard_worker.core.seq_set import SeqSet
+from shard_worker.core.stretches import Stretch, stretches_of
 from shard_worker.core.topic import REASON_MIXED, REASON_SOURCE_TRIM, Resident, Topic
 from shard_worker.core.topic_snapshot import topic_from_snapshot
 from shared.api_types import config_from_dict
@@ -177,6 +178,8 @@ class ShardState:
         """Make one control frame true. Returns the number of records it removed."""
         self.clock_ms = max(self.clock_ms, ts)
         match fact:
+            case JobsDone():
+                pass  # first, because it comes as often as all others together
             case Sealed():
                 self._apply_sealed(fact)
                 return 0
@@ -280,8 +283,10 @@ class ShardState:
     def _apply_jobs(self, topic: Topic, fact: JobsLeased | JobsDone | JobsReleased, ts: int) -> None:
         queue = topic.queue
         in_step = queue is not None and queue.in_step(topic)
+        done: list[Stretch] = []
         if isinstance(fact, JobsDone):
-            topic.apply_remove(list(fact.seqs), self.source)
+            done = stretches_of(fact.seqs)
+            topic.remove_stretches(done, self.source)
         if queue is None:
             return  # dead letters that were moved back need not be in a queue
         match fact:
@@ -295,8 +300,8 @@ class ShardState:
             case JobsDone():
                 if fact.dead:
                     queue.dead_lettered += len(fact.seqs)
-                for seq in fact.seqs:
-                    queue.forget(seq)
+                for first, last in done:
+                    queue.forget_all(first, last)
                 if in_step:
                     queue.keep_step(topic)
 

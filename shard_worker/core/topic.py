@@ -23,6 +23,7 @@ from shard_worker.core.hot_index import IN_MEMORY, HotEntry, HotIndex
 from shard_worker.core.hot_terms import HotTerms
 from shard_worker.core.piece import Piece, PieceSource
 from shard_worker.core.seq_set import SeqSet
+from shard_worker.core.stretches import Stretch, stretches_of
 from shared.api_types import TopicConfig
 from shared.columns import Columns
 from shared.control_frames import Hole
@@ -320,9 +321,12 @@ class Topic:
 
     def apply_remove(self, seqs: list[int], source: PieceSource) -> int:
         """Remove single records by seq. Returns how many were live."""
+        return self.remove_stretches(stretches_of(seqs), source)
+
+    def remove_stretches(self, stretches: list[Stretch], source: PieceSource) -> int:
         held = self.count
         hot = self.hot
-        for first, last in _stretches(seqs):
+        for first, last in stretches:
             while first <= last:
                 index = hot.index_of(first)
                 end = first
@@ -354,9 +358,12 @@ class Topic:
             except DataDamage:
                 size = count * self._average(hot.live[index], first - start, hot.last_of(index))
         hot.live[index] -= size
-        if self.deleted is None:
-            self.deleted = SeqSet()
-        self.deleted.add_range(first, last)
+        if first == self.live_from:
+            self.live_from = last + 1  # the oldest go first, as a rule
+        else:
+            if self.deleted is None:
+                self.deleted = SeqSet()
+            self.deleted.add_range(first, last)
         self.removals += 1
         self.count -= count
         self.bytes -= size
@@ -632,6 +639,8 @@ class Topic:
         self._forget_hot(index)
 
     def _forget_hot(self, index: int) -> None:
+        if index == self.hot.start:
+            return
         self.hot_bytes -= sum(self.hot.size[self.hot.start : index])
         for entry in self.hot.drop_before(index, residents=bool(self.resident)):
             if self.resident is not None and entry.first in self.resident:
@@ -639,13 +648,3 @@ class Topic:
                 self.resident_bytes -= len(batch.json) + len(batch.columns)
         if self.terms is not None and self.terms.stale(sum(self.hot.count[self.hot.start :])):
             self.terms = None  # built anew from the hot part when the next delete asks
-
-
-def _stretches(seqs: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """First and last of each run of neighbours, ascending."""
-    ordered = sorted(set(seqs))
-    start = 0
-    for at in range(1, len(ordered) + 1):
-        if at == len(ordered) or ordered[at] != ordered[at - 1] + 1:
-            yield ordered[start], ordered[at - 1]
-            start = at

@@ -706,7 +706,7 @@ class CheckedQueue:
             check(actual in allowed or job.number in letters, "state", job, state, entry)
             if state == "leased" and entry is not None and job.lease is not None:
                 check(
-                    (entry.token, entry.deadline_ms) == (job.lease.token, job.lease.deadline_ms),
+                    (entry.token_of(job.seq), entry.deadline_ms) == (job.lease.token, job.lease.deadline_ms),
                     "lease",
                     job,
                     entry,
@@ -808,13 +808,13 @@ class CheckedQueue:
             ]
             check(fits, "what was written says otherwise", job, outcomes, entry)
         job.seq, job.leaving = seq, ""
-        job.lease = None if leased is None else Lease(leased.node, leased.token, leased.deadline_ms)
+        job.lease = None if leased is None else Lease(leased.node, leased.token_of(seq), leased.deadline_ms)
         job.due_ms = entry.due_ms if entry is not None and state is JobState.DELAYED else 0
         job.deliveries = 0 if entry is None else entry.deliveries
         job.base = Stored(job.due_ms, job.lease, job.deliveries)
         job.steps = []
         if leased is not None:
-            self._remember(job, leased.node, leased.token)
+            self._remember(job, leased.node, leased.token_of(seq))
 
     def _fits(self, job: ModelJob, outcome: Stored, entry: Any, state: JobState) -> bool:
         now_ms = self.now_ms

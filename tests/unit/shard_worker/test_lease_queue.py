@@ -9,6 +9,7 @@ import pytest
 
 from shard_worker.core.lease_queue import AGING_MS, Job, JobSpec, JobState, LeaseQueue, written_at
 from shard_worker.core.piece import PieceSource
+from shard_worker.core.stretches import seqs_of
 from shard_worker.core.topic import Topic
 from shared.api_types import TopicConfig
 from shared.control_frames import Hole, LeaseRow
@@ -51,7 +52,7 @@ class Bench:
 
     def take(self, wanted: int = 1000) -> list[int]:
         self.settle()
-        return self.queue.take(self.topic, wanted, NO_FILES)
+        return seqs_of(self.queue.take(self.topic, wanted, NO_FILES))
 
     def claim(self, wanted: int = 1, node: str = "a", lease_ms: int = 1000) -> dict[int, str]:
         """seq → token, in the order in which they were taken"""
@@ -69,7 +70,7 @@ class Bench:
 
     def ack(self, *seqs: int) -> None:
         for seq in seqs:
-            self.queue.leave(seq)
+            self.queue.leave(seq, seq)
         self.remove(*seqs)
         for seq in seqs:
             self.queue.forget(seq)
@@ -117,7 +118,7 @@ def test_every_job_is_in_one_state_at_a_time(bench: Bench) -> None:
 def test_a_job_on_its_way_out_is_not_handed_out(bench: Bench) -> None:
     [seq] = bench.write()
     bench.claim()
-    bench.queue.leave(seq)
+    bench.queue.leave(seq, seq)
     bench.pass_time(5000)
     assert bench.take() == []
     assert bench.counts() == (1, 0, 0)
@@ -426,7 +427,7 @@ def test_a_later_deadline_does_not_bring_an_ended_lease_back(bench: Bench) -> No
     [seq] = bench.write()
     token = bench.claim(lease_ms=100)[seq]
     extended = LeaseRow(seq, token, NOW + 900, 1, "a")
-    bench.queue.leave(seq)
+    bench.queue.leave(seq, seq)
     bench.queue.apply_leases([extended], NOW, lambda seq: 0)
     assert bench.state(seq) is JobState.LEAVING
     bench.queue.release(seq, NOW, 0)
@@ -437,8 +438,8 @@ def test_a_later_deadline_does_not_bring_an_ended_lease_back(bench: Bench) -> No
 def test_a_decision_that_could_not_be_written_leaves_the_lease_as_it_was(bench: Bench) -> None:
     [seq] = bench.write()
     token = bench.claim(lease_ms=100)[seq]
-    bench.queue.leave(seq)
-    bench.queue.keep(seq)
+    bench.queue.leave(seq, seq)
+    bench.queue.keep(seq, seq)
     assert bench.queue.held_by(seq, "a", token)
     assert bench.counts() == (0, 1, 0)
     bench.pass_time(100)
@@ -448,10 +449,10 @@ def test_a_decision_that_could_not_be_written_leaves_the_lease_as_it_was(bench: 
 def test_keeping_a_lease_of_a_job_that_is_gone_does_nothing(bench: Bench) -> None:
     [seq] = bench.write()
     bench.claim()
-    bench.queue.leave(seq)
+    bench.queue.leave(seq, seq)
     bench.remove(seq)
     bench.settle()
-    bench.queue.keep(seq)
+    bench.queue.keep(seq, seq)
     assert bench.counts() == (0, 0, 0)
 
 
@@ -490,7 +491,7 @@ def test_a_queue_comes_back_from_a_snapshot_as_it_was(bench: Bench) -> None:
     bench.queue.release(min(held), bench.now, bench.now + 300)
     bench.queue.dead_lettered = 4
     twin = restored(bench)
-    assert twin.queue.jobs == bench.queue.jobs
+    assert twin.queue.to_snapshot() == bench.queue.to_snapshot()
     assert twin.queue.dead_lettered == 4
     assert twin.counts() == bench.counts()
     assert twin.queue.next_change_ms() == bench.queue.next_change_ms()
@@ -543,7 +544,7 @@ def test_a_damaged_block_does_not_stop_the_jobs_behind_it(bench: Bench) -> None:
     assert written_at(bench.topic, 1, source) == NOW + 5, "the newest time of the run is near enough"
     assert written_at(bench.topic, 2, source) == NOW
     bench.settle()
-    assert sorted(bench.queue.take(bench.topic, 5, source)) == [1, 2]
+    assert sorted(seqs_of(bench.queue.take(bench.topic, 5, source))) == [1, 2]
 
 
 class _Runs:

@@ -1,0 +1,24 @@
+"""Arrays of integers that are written by hand are what the library writes."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.cbor_body import dump_map, dump_uints
+from shared.control_frames import JobsDone, encode_control
+
+
+@given(
+    st.sampled_from([0, 1, 65_000, 65_536, 1_000_000, 2**32 - 40, 2**32, 2**60]),
+    st.sampled_from([0, 1, 8, 23, 24, 100, 255, 256, 1000]),
+    st.booleans(),
+)
+def test_a_frame_of_acks_is_byte_for_byte_that_of_the_library(first: int, count: int, dead: bool) -> None:
+    fact = JobsDone(tuple(range(first, first + count)), dead)
+    assert encode_control(fact) == dump_map(fact.to_map())
+
+
+@given(st.lists(st.integers(0x10000, 0xFFFFFFFF), max_size=80))
+def test_any_order_of_integers_is_kept(values: list[int]) -> None:
+    assert b"\xa1\x61v" + dump_uints(values) == dump_map({"v": values})
