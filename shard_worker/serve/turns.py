@@ -165,6 +165,7 @@ class TurnLoop:
         with trio.move_on_after(timeout_s) as self._sleep:
             await trio.sleep_forever()
         self._sleep = None
+        self._lag.idle(time.perf_counter())
         if self._engine.now_ms() >= self._sleeps_until_ms:
             if deadline_ms is not None and self._engine.now_ms() >= deadline_ms:
                 self._engine.tick()

@@ -25,8 +25,8 @@ from trio._core import _run
 _MAX_EVENTS: Final = 1024
 
 Serve = Callable[[list[tuple[int, int]], bool], None]
-"""Takes what is ready, as `epoll.poll` tells it, and whether nothing was when we looked first. Must neither block nor
-raise."""
+"""Takes what is ready, as `epoll.poll` tells it, and whether there was nothing to serve for a while since the last
+call. Must neither block nor raise."""
 
 
 class IdleTurns:
@@ -37,6 +37,7 @@ class IdleTurns:
         self._runnable = runner.runq
         self._force_wakeup: Callable[[], None] = runner.io_manager.force_wakeup
         self._trio_fd: int = runner.io_manager._epoll.fileno()
+        self._rested = True
         self._poll = epoll.poll
         self._serve = serve
         epoll.register(self._trio_fd, select.EPOLLIN)
@@ -48,10 +49,9 @@ class IdleTurns:
         left = timeout
         quiet = True
         while True:
-            rested = False
             events = poll(0, _MAX_EVENTS)
             if not events and left > 0:
-                rested = True
+                self._rested = True
                 events = poll(left, _MAX_EVENTS)
             called = False
             for place, (fd, _) in enumerate(events):
@@ -61,6 +61,7 @@ class IdleTurns:
                     break
             if events:
                 quiet = False
+                rested, self._rested = self._rested, False
                 serve(events, rested)
             left = ends_at - time.monotonic()
             if called or runnable or left <= 0:

@@ -482,6 +482,7 @@ async def test_requests_that_wait_for_their_turn_hold_nobody_else_up_and_go_with
             greedy, modest = await worker.connect(), await worker.connect()
             await greedy.ask(Op.READ, "t", b"{}", count=1000)
             assert (await modest.call(Op.STATE, "t")).status == 200
+            await eventually(lambda: any(link.congested for link in worker.loop._links.values()))
             reads = worker.driver.engine.counters.reads
             assert reads < 100, "it does not read, so it is not served"
             await greedy.stream.aclose()

@@ -14,6 +14,8 @@ import trio.testing
 
 from shared.io.idle_turns import serve_epoll
 
+pytestmark = pytest.mark.trio
+
 
 class Served:
     """A socket in an epoll set, and what came out of it."""
