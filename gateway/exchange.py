@@ -21,6 +21,10 @@ class Extent(msgspec.Struct, frozen=True):
     length: int
 
 
+class FileTooShort(OSError):
+    """A file ended inside an extent. The promised length cannot be kept: the connection must end."""
+
+
 class Response(msgspec.Struct):
     """A complete answer. The body is `body`, then all extents, then `tail`.
 

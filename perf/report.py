@@ -18,6 +18,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from perf import COMPILED
+
 RESULTS = Path(__file__).parent / "results"
 _ROOT = Path(__file__).parents[1]
 
@@ -177,6 +179,7 @@ def machine(directory: str | os.PathLike[str] = ".") -> Row:
         "cores": os.cpu_count(),
         "kernel": f"{platform.system()} {platform.release()}",
         "python": f"{platform.python_implementation()} {platform.python_version()}",
+        "compiled": COMPILED,
         "file_system": _file_system(os.path.abspath(directory)),
         "commit": _commit(),
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

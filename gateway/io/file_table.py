@@ -9,10 +9,6 @@ from gateway.exchange import Extent
 from shared.wire import FileExtent, LinkError
 
 
-class FileTooShort(OSError):
-    """A file ended inside an extent. The promised length cannot be kept: the connection must end."""
-
-
 class LeasedFiles:
     """Extents of an answer, resolved to descriptors that stay open until `release`."""
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from ops.compiled.hot_modules import GROUPS
-from shared.io.compiled import PACKAGE, source_digest, source_path
+from shared.io.compiled import PACKAGE, SWITCH, source_digest, source_path
 
 _ROOT: Final = Path(__file__).resolve().parents[2]
 _CONFIG: Final = """[mypy]
@@ -90,7 +90,26 @@ def build(jobs: int) -> Path:
         except BaseException:
             shutil.rmtree(new, ignore_errors=True)
             raise
+    try:
+        _check_imports()
+    except BaseException:
+        shutil.rmtree(target, ignore_errors=True)
+        raise
     return target
+
+
+def _check_imports() -> None:
+    """What does not even load (a class that may not be derived from, say) must not keep a server from starting."""
+    modules = [module for group in GROUPS.values() for module in group]
+    code = f"from shared.io.compiled import use_compiled; assert use_compiled(); import {', '.join(modules)}"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(_ROOT), SWITCH: ""},
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        raise CannotCompile("what was compiled does not load:\n" + done.stderr.strip())
 
 
 def _compile(workshop: Path, jobs: int) -> None:

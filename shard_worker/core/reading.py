@@ -396,7 +396,8 @@ def _project(piece: Piece, index: int, view: View) -> bytes | memoryview:
         text = bytes(record)
         # In front of it stand numbers and the node, a string, in which this quote would be escaped.
         data_end = len(text) - 2 - meta_bytes
-        record = memoryview(text[: text.index(b',"data":')] + text[data_end:])
+        data_start = text.index(b',"data":')
+        record = memoryview(text[:data_start] + text[data_end:])
     if not view.include_meta and meta_bytes:
         record = memoryview(bytes(record[: -2 - meta_bytes]) + b"},")
     labels = b""

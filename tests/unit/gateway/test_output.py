@@ -9,10 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.exchange import Extent
+from gateway.exchange import Extent, FileTooShort
 from gateway.fast_lane.output import Output
 from gateway.fast_lane.response_head import HeadCache
-from gateway.io.file_table import FileTooShort
 
 
 @pytest.fixture
