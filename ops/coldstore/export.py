@@ -18,7 +18,7 @@ from ops.coldstore.export_files import Commit, ExportDir, ExportedTopic, ExportF
 from ops.coldstore.places import filesystem_for, find_places
 from ops.coldstore.record_rows import record_rows
 from ops.coldstore.segment_files import open_index
-from shared.cold_plan import BIN_BYTES, Bin, LiveRules, Query, pack_bins, slice_segment
+from shared.cold_plan import BIN_BYTES, Bin, LiveRules, Query, pack_bins, slice_segment, topic_order
 from shared.io.durable_fs import FileSystem
 
 _COLUMNS = ("topic", "shard", "epoch", "seq", "ts", "node", "tag", "key", "meta", "data")
@@ -111,7 +111,8 @@ def plan_export(
     return ExportWork(
         out,
         previous.commit + 1 if previous is not None else 1,
-        tuple(pack_bins(slices, bin_bytes)),
+        # Topic by topic: each bin writes a file per topic and day, and segments hold many topics each.
+        tuple(pack_bins(topic_order(slices), bin_bytes)),
         tuple(ExportedTopic(name, epoch, seq) for (name, epoch), seq in reached.items()),
         tuple(segments),
     )
