@@ -30,6 +30,7 @@ from ops.coldstore.source import ReadOptions, plan_bins
 from ops.coldstore.spark_session import open_session
 from perf import cold_compact
 from perf.cold_store import Shape, Store, build, say, write_parquet
+from perf.cpu_clock import CpuClock
 from perf.report import Aim, Row, machine, print_machine, print_table, save
 from shared.io.durable_fs import RealFileSystem
 from shared.segment_format import decode_block_header
@@ -139,16 +140,16 @@ def _check(found: int, store: Store) -> None:
 # --- measuring --------------------------------------------------------------------------------------------
 
 
-def measure(store: Store, jobs: Jobs, rounds: int) -> tuple[list[Row], Times]:
+def measure(store: Store, jobs: Jobs, rounds: int, clock: CpuClock) -> tuple[list[Row], Times]:
     """In turns, so that a machine that drifts drifts for all."""
     walls: Times = {job: [] for job in jobs}
     cpus: Times = {job: [] for job in jobs}
     for number in range(1, rounds + 1):
         for label, job in jobs.items():
-            cpu, began = cpu_s(), time.perf_counter()
+            cpu, began = clock.seconds(), time.perf_counter()
             job()
             walls[label].append(time.perf_counter() - began)
-            cpus[label].append(cpu_s() - cpu)
+            cpus[label].append(clock.seconds() - cpu)
             say(f"{store.name}, round {number} of {rounds}: {label}: {walls[label][-1]:.2f} s")
     rows: list[Row] = []
     for label, found in walls.items():
@@ -166,27 +167,6 @@ def measure(store: Store, jobs: Jobs, rounds: int) -> tuple[list[Row], Times]:
             }
         )
     return rows, walls
-
-
-def cpu_s() -> float:
-    """CPU time of this process and of all below it, the JVM and Python's workers, as far as they live."""
-    children: dict[int, list[int]] = {}
-    ticks: dict[int, int] = {}
-    for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
-        try:
-            fields = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue  # gone meanwhile
-        children.setdefault(int(fields[1]), []).append(int(name))
-        ticks[int(name)] = sum(map(int, fields[11:15]))
-    total, todo = 0, [os.getpid()]
-    while todo:
-        each = todo.pop()
-        total += ticks.get(each, 0)
-        todo += children.get(each, [])
-    return total / os.sysconf("SC_CLK_TCK")
 
 
 def jvm_peak_mib(spark: Any) -> float:
@@ -259,9 +239,10 @@ def run(directory: Path, *, short: bool, rounds: int) -> None:
     start_s = time.perf_counter() - started
     say(f"Spark after {start_s:.1f} s")
     try:
-        if not short:
-            warm_up(small, spark)
-        rows, times = run_jobs([large, tiny], spark, 1 if short else rounds)
+        with CpuClock() as clock:
+            if not short:
+                warm_up(small, spark, clock)
+            rows, times = run_jobs([large, tiny], spark, 1 if short else rounds, clock)
         peak_mib = jvm_peak_mib(spark)
     finally:
         spark.stop()
@@ -281,19 +262,21 @@ def run(directory: Path, *, short: bool, rounds: int) -> None:
         print(f"saved {save('cold', document)}")
 
 
-def warm_up(store: Store, spark: Any) -> None:
+def warm_up(store: Store, spark: Any, clock: CpuClock) -> None:
     """Spark's Python processes, and code that it compiles when it has run for a while."""
     for kind in (audit_jobs, query_jobs, cold_compact.jobs):
-        measure(store, kind(store, spark), 1)
+        measure(store, kind(store, spark), 1, clock)
 
 
-def run_jobs(stores: list[Store], spark: Any, rounds: int) -> tuple[list[Row], dict[str, Times]]:
+def run_jobs(
+    stores: list[Store], spark: Any, rounds: int, clock: CpuClock
+) -> tuple[list[Row], dict[str, Times]]:
     rows: list[Row] = []
     times: dict[str, Times] = {store.name: {} for store in stores}
     for store in stores:
         read_and_checksum(store)  # warm: the page cache
         for kind, often in ((audit_jobs, rounds), (query_jobs, rounds), (cold_compact.jobs, 1)):
-            found, walls = measure(store, kind(store, spark), often)
+            found, walls = measure(store, kind(store, spark), often, clock)
             rows += found
             times[store.name] |= walls
     return rows, times
