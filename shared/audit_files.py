@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from shared.audit_findings import Finding
 from shared.compaction import COMPACTED_FROM
-from shared.manifest import Manifest
+from shared.manifest import Manifest, ManifestSegment
 from shared.snapshot_items import SnapSegments
 from shared.store_layout import manifest_generation, segment_file_name, segment_number
 
@@ -73,6 +73,7 @@ def plan_files(
     """
     plan = FilePlan()
     recorded = expected_segments(table, used)
+    hot, cold = frozenset(listing.hot), frozenset(listing.cold)
     in_manifest = {held.number for held in manifest.segments} if manifest is not None else set()
     next_segment = table.next_segment if table is not None else 0
     # A manifest with compacted segments that the snapshot does not know is younger: others made room for them.
@@ -103,7 +104,7 @@ def plan_files(
             plan.files.append((path, number, expected))
     for number, expected in sorted(recorded.items()):
         name = segment_file_name(number)
-        present = name in listing.hot or name in listing.cold
+        present = name in hot or name in cold
         if expected.needed and not present:
             plan.missing.append((listing.path(expected.tier, name), expected))
         elif expected.needed and expected.tier == COLD and number not in in_manifest and not replaced:
@@ -111,10 +112,10 @@ def plan_files(
             path = listing.path(COLD, name)
             plan.findings.append(_of_file("manifest_disagrees", reason, path, listing.shard, number))
     if manifest is not None:
+        named = {path for path, _ in plan.missing}
         for held in manifest.segments:
             path = f"{listing.cold_directory}/{held.path}"
-            name = segment_file_name(held.number)
-            if name not in listing.cold and not any(path == known for known, _ in plan.missing):
+            if segment_file_name(held.number) not in cold and path not in named:
                 plan.missing.append(
                     (path, ExpectedSegment(held.number, COLD, held.size, held.digest, held.number in used))
                 )
@@ -171,16 +172,14 @@ def check_manifests(
 
 
 def check_manifest_entry(
-    path: str, shard: int, manifest: Manifest, number: int, topics: Sequence[tuple[str, int, int, int, int]]
+    path: str, shard: int, held: ManifestSegment, topics: Sequence[tuple[str, int, int, int, int]]
 ) -> list[Finding]:
     """What the manifest says of a segment against (name, epoch, first, last, count) from its own index."""
-    for held in manifest.segments:
-        if held.number == number:
-            said = [(each.name, each.epoch, each.first, each.last, each.count) for each in held.topics]
-            if sorted(said) != sorted(topics) or held.records != sum(each[4] for each in topics):
-                reason = "topics or counts in the manifest are not those of the segment"
-                return [_of_file("manifest_disagrees", reason, path, shard, number)]
-    return []
+    said = [(each.name, each.epoch, each.first, each.last, each.count) for each in held.topics]
+    if sorted(said) == sorted(topics) and held.records == sum(each[4] for each in topics):
+        return []
+    reason = "topics or counts in the manifest are not those of the segment"
+    return [_of_file("manifest_disagrees", reason, path, shard, held.number)]
 
 
 def _of_file(

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
 from typing import Final
 
 from shared.segment_index import BlockEntry, SegmentIndex
@@ -135,6 +137,19 @@ def pack_bins(slices: Iterable[SegmentSlice], target_bytes: int = BIN_BYTES) -> 
     if current:
         bins.append(Bin(tuple(current)))
     return bins
+
+
+def topic_order(slices: Iterable[SegmentSlice]) -> list[SegmentSlice]:
+    """The same blocks, topic by topic, each ascending by seq: a slice holds one topic only."""
+    found: list[tuple[tuple[str, int, int], SegmentSlice]] = []
+    for each in slices:
+        start = 0
+        for topic_id, blocks in groupby(each.blocks, key=lambda block: block[1].topic_id):
+            stop = start + sum(1 for _ in blocks)
+            part = each.topics[topic_id]
+            found.append(((part.name, part.epoch, each.blocks[start][1].first), _part(each, start, stop)))
+            start = stop
+    return [part for _, part in sorted(found, key=itemgetter(0))]
 
 
 def _part(whole: SegmentSlice, start: int, stop: int) -> SegmentSlice:

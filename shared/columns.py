@@ -152,7 +152,9 @@ class Columns:
             return bytes(self.count)
         at, end = self._at[COLUMN_FLAGS]
         flags = bytes(self._buffer[at:end])
-        *_, seen = accumulate(set(flags), or_)
+        seen = flags[0]
+        if flags.count(seen) != len(flags):  # records of a topic are mostly alike
+            *_, seen = accumulate(set(flags), or_)
         if not seen or seen & ~_RECORD_FLAGS_MASK:
             raise BadBytes(f"record flags {seen:#x}", at)
         for column, bit, name in _COLUMN_FOR_FLAG:
@@ -221,6 +223,8 @@ class Columns:
             return [None] * self.count
         ends, blob = parts[0], bytes(parts[1])
         bit = FIELD_FLAG[field]
+        if self.flags[0] & bit and self.flags.count(self.flags[0]) == self.count:
+            return [blob[low:high] for low, high in zip(chain((0,), ends), ends, strict=False)]
         values: list[bytes | None] = []
         start = 0
         for end, flag in zip(ends, self.flags, strict=True):

@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
+from itertools import takewhile
+from typing import NamedTuple, cast
 
 import msgspec
 from pyroaring import BitMap64
@@ -27,8 +29,15 @@ COMPACTED_FROM = 5_000_000_000
 OUTPUTS_PER_GENERATION = 4096
 _LAST_NUMBER = 9_999_999_999
 
-KeyRow = tuple[bytes | None, int, int, int]
-"""Key, seq, ts and flags of one record."""
+
+class KeyColumns(NamedTuple):
+    """What keys need to know of some live records of one topic, ascending by seq."""
+
+    keys: Sequence[bytes | None]
+    seqs: Sequence[int]
+    times: Sequence[int] | int
+    """One ts per record, or the ts of all."""
+    flags: bytes
 
 
 class KeyRules(msgspec.Struct, frozen=True):
@@ -93,14 +102,16 @@ class Basis:
                 found.append(segment)
         return found
 
-    def cold_runs(self, topic: TopicView) -> list[tuple[int, int, int]]:
-        """The runs at the start of the topic that are all in the manifest: K2 holds only for an unbroken start."""
+    def keyed_segments(self) -> list[tuple[TopicView, list[int]]]:
+        """Topics whose keys mean something, each with the segments at its start that are all in the manifest, in the
+        order of seqs: K2 holds only for an unbroken start."""
         known = {segment.number for segment in self.candidates()}
         found = []
-        for run in topic.runs:
-            if run[0] not in known:
-                break
-            found.append(run)
+        for topic in self.topics.values():
+            if topic.keys is not None:
+                numbers = list(takewhile(known.__contains__, (number for number, _, _ in topic.runs)))
+                if numbers:
+                    found.append((topic, numbers))
         return found
 
 
@@ -130,27 +141,58 @@ def _number(config: Mapping[str, object], name: str) -> int:
 # --- last value per key -----------------------------------------------------------------------------------
 
 
-def superseded(rows: Iterable[KeyRow], rules: KeyRules, now_ms: int) -> BitMap64:
-    """The seqs that last-value-per-key lets go. `rows`: the live records of one topic, ascending by seq."""
-    gone = BitMap64()
-    newest: dict[bytes, int] = {}
-    nulls: dict[bytes, int] = {}
-    for key, seq, ts, flags in rows:
-        if ts > now_ms - rules.lag_ms:
-            break  # times never decrease: everything behind is too young, also to supersede
-        if not flags & HAS_KEY or key is None:
-            continue
-        if key in newest:
-            gone.add(newest[key])
-        newest[key] = seq
-        if flags & DATA_NULL:
-            nulls[key] = ts
+class LastValues:
+    """The newest record of every key of one topic, from columns that come in the order of seqs."""
+
+    def __init__(self, rules: KeyRules, now_ms: int) -> None:
+        self._too_young = now_ms - rules.lag_ms
+        self._long_seen = now_ms - rules.retention_ms
+        self.newest: dict[bytes, int] = {}
+        self.candidates = BitMap64()
+        """Every record with a key that was looked at."""
+        self.expired = BitMap64()
+        """Those of them that are a null which was seen long enough."""
+
+    def add(self, block: KeyColumns) -> bool:
+        """False: all that follows is too young, also to supersede."""
+        keys, seqs, times, flags = block
+        upto = self._old_enough(times, len(flags))
+        if upto < len(flags):
+            keys, seqs, flags = keys[:upto], seqs[:upto], flags[:upto]
+        if flags and flags[0] & (HAS_KEY | DATA_NULL) == HAS_KEY and flags.count(flags[0]) == len(flags):
+            self.newest.update(zip(cast("Sequence[bytes]", keys), seqs, strict=True))
+            self.candidates |= BitMap64(seqs)
         else:
-            nulls.pop(key, None)
-    for key, ts in nulls.items():
-        if ts < now_ms - rules.retention_ms:
-            gone.add(newest[key])
-    return gone
+            self._add_mixed(keys, seqs, times, flags)
+        return upto == len(block.flags)
+
+    def _old_enough(self, times: Sequence[int] | int, count: int) -> int:
+        """How many come before the first one that is too young; times never decrease."""
+        if isinstance(times, int):
+            return count if times <= self._too_young else 0
+        if times[-1] <= self._too_young:
+            return count
+        return next(at for at, ts in enumerate(times) if ts > self._too_young)
+
+    def _add_mixed(
+        self, keys: Sequence[bytes | None], seqs: Sequence[int], times: Sequence[int] | int, flags: bytes
+    ) -> None:
+        for at, (key, seq, flag) in enumerate(zip(keys, seqs, flags, strict=True)):
+            if not flag & HAS_KEY or key is None:
+                continue
+            self.newest[key] = seq
+            self.candidates.add(seq)
+            if flag & DATA_NULL and (times if isinstance(times, int) else times[at]) < self._long_seen:
+                self.expired.add(seq)
+
+
+def superseded(blocks: Iterable[KeyColumns], rules: KeyRules, now_ms: int) -> BitMap64:
+    """The seqs that last-value-per-key lets go. `blocks`: the live records of one topic, ascending by seq."""
+    last = LastValues(rules, now_ms)
+    for block in blocks:
+        if not last.add(block):
+            break
+    return last.candidates - (BitMap64(last.newest.values()) - last.expired)
 
 
 # --- which segments ---------------------------------------------------------------------------------------
@@ -193,28 +235,27 @@ def make_plan(basis: Basis, dropped: Mapping[int, BitMap64], options: PlanOption
         for number, segment in by_number.items()
         if options.merge and segment.size < options.target_bytes // 2
     }
+    wanted = chosen | small
     bins: list[list[ManifestSegment]] = []
     held: list[ManifestSegment] = []
+    size = 0
     for number in seq_order(basis):
         segment = by_number.get(number)
-        if segment is None or number not in chosen | small:
+        if segment is None or number not in wanted:
             bins.append(held)
-            held = []
+            held, size = [], 0
             continue
-        if held and (not options.merge or _size(held) + segment.size > options.target_bytes):
+        if held and (not options.merge or size + segment.size > options.target_bytes):
             bins.append(held)
-            held = []
+            held, size = [], 0
         held.append(segment)
+        size += segment.size
     bins.append(held)
     useful = [group for group in bins if len(group) > 1 or any(each.number in chosen for each in group)]
     base = COMPACTED_FROM + basis.manifest.generation * OUTPUTS_PER_GENERATION
     if len(useful) > OUTPUTS_PER_GENERATION or base + len(useful) > _LAST_NUMBER:
         raise NumbersUsedUp(f"a plan of {len(useful)} segments: compact fewer at once, with larger ones")
     return Plan(tuple(Bin(base + at, tuple(group)) for at, group in enumerate(useful)), dropped)
-
-
-def _size(segments: Sequence[ManifestSegment]) -> int:
-    return sum(segment.size for segment in segments)
 
 
 def _worth_rewriting(
@@ -269,7 +310,20 @@ def seq_order(basis: Basis) -> Iterator[int]:
 
 def ranges_of(seqs: BitMap64) -> list[tuple[int, int]]:
     """The set as first…last pairs."""
+    if not seqs:
+        return []
+    low, last = int(seqs.min()), int(seqs.max())
+    holes = BitMap64()
+    holes.add_range(low, last + 1)
+    holes -= seqs
     found: list[tuple[int, int]] = []
+    if len(holes) < len(seqs):  # a compaction removes most: what it has left is quicker to go through
+        for hole in holes:
+            if hole > low:
+                found.append((low, hole - 1))
+            low = hole + 1
+        found.append((low, last))
+        return found
     for seq in seqs:
         if found and found[-1][1] == seq - 1:
             found[-1] = (found[-1][0], seq)

@@ -14,7 +14,7 @@ from xxhash import xxh3_64_intdigest
 from shared.columns import COLUMNS_MASK, Columns
 from shared.file_header import SEGMENT_MAGIC, FileHeader, decode_file_header, encode_file_header
 from shared.format_errors import BadBytes, NewerVersion
-from shared.int_arrays import dump, is_strictly_ascending, load_u64
+from shared.int_arrays import dump, is_ascending, is_strictly_ascending, load_u64
 from shared.limits import BLOCK_MAX_RECORDS
 from shared.record_assembler import BLOCK_MAX_JSON_BYTES, AssembledRecords
 from shared.zstd_part import compress, decompress
@@ -193,7 +193,8 @@ def _split_times(header: BlockHeader, raw: memoryview) -> "tuple[array[int] | in
             raise BadBytes("the block's times are not equal", 32)
         return header.min_ts, raw
     times, raw = _split_u64(header, raw)
-    if (min(times), max(times)) != (header.min_ts, header.max_ts):
+    bounds = (times[0], times[-1]) if is_ascending(times) else (min(times), max(times))
+    if bounds != (header.min_ts, header.max_ts):
         raise BadBytes("the block's times", 32)
     return times, raw
 

@@ -7,7 +7,7 @@ that could not be read.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -15,7 +15,7 @@ import msgspec
 from pyroaring import BitMap64
 
 from shared.block_cutting import Stretch, join_blocks
-from shared.compaction import KeyRow, TopicView
+from shared.compaction import KeyColumns, TopicView
 from shared.errors import CorruptSegment
 from shared.format_errors import BadBytes, FormatError
 from shared.limits import BLOCK_TARGET_BYTES
@@ -92,9 +92,9 @@ class Rewrite:
     def run(self) -> Iterator[bytes]:
         yield self.builder.header
         left_out = 0
-        for topic in self._topics():
+        for topic, sources in sorted(self._topics().items()):
             gone = BitMap64()
-            for records in join_blocks(self._kept(topic, gone), self.block_bytes):
+            for records in join_blocks(self._kept(topic, sources, gone), self.block_bytes):
                 yield self.builder.add_block(topic, records)
             if gone:
                 self.removed[topic] = gone
@@ -102,18 +102,20 @@ class Rewrite:
         before = sum(source.index.deleted for source in self.sources)
         yield self.builder.finish(deleted=before + left_out)
 
-    def _topics(self) -> list[SegmentTopic]:
-        found = {
-            SegmentTopic(entry.topic_id, entry.name, entry.epoch)
-            for source in self.sources
-            for entry in source.index.topics()
-        }
-        return sorted(found)
+    def _topics(self) -> dict[SegmentTopic, list[OpenSegment]]:
+        """Each with the sources that hold it, in their order."""
+        found: dict[SegmentTopic, list[OpenSegment]] = {}
+        for source in self.sources:
+            for entry in source.index.topics():
+                found.setdefault(SegmentTopic(entry.topic_id, entry.name, entry.epoch), []).append(source)
+        return found
 
-    def _kept(self, topic: SegmentTopic, gone: BitMap64) -> Iterator[tuple[Stretch, list[tuple[int, int]]]]:
+    def _kept(
+        self, topic: SegmentTopic, sources: Sequence[OpenSegment], gone: BitMap64
+    ) -> Iterator[tuple[Stretch, list[tuple[int, int]]]]:
         view = self.topics.get(topic.topic_id)
         dropped = self.dropped.get(topic.topic_id)
-        for source in self.sources:
+        for source in sources:
             for block in source.blocks_of(topic.topic_id):
                 if view is None or view.epoch != topic.epoch:
                     gone.update(block.seqs)
@@ -132,25 +134,45 @@ def dead_in(view: TopicView, dropped: BitMap64 | None, first: int, last: int) ->
 
 def _split(block: Block, dead: BitMap64, gone: BitMap64) -> list[tuple[int, int]]:
     """The stretches [low, high) of the block that live; the rest goes to `gone`."""
-    kept, low = [], 0
-    for seq in dead:
-        at = bisect_left(block.seqs, seq)
-        if at < len(block.seqs) and block.seqs[at] == seq:
-            gone.add(seq)
-            if at > low:
-                kept.append((low, at))
-            low = at + 1
-    if low < len(block.seqs):
-        kept.append((low, len(block.seqs)))
+    if not dead:
+        return [(0, len(block.seqs))]
+    stored = BitMap64(block.seqs)
+    gone |= stored & dead
+    kept: list[tuple[int, int]] = []
+    low = high = 0
+    for at in _places(block.seqs, stored - dead):
+        if at != high:
+            if high > low:
+                kept.append((low, high))
+            low = at
+        high = at + 1
+    if high > low:
+        kept.append((low, high))
     return kept
 
 
-def key_rows(sources: Sequence[OpenSegment], view: TopicView) -> Iterator[KeyRow]:
-    """Key, seq, ts and flags of the topic's live records. `sources` in the order of seqs."""
+def _places(seqs: Sequence[int], chosen: BitMap64) -> Iterable[int]:
+    """Where in `seqs` the chosen ones stand."""
+    if isinstance(seqs, range):
+        first = seqs.start
+        return [seq - first for seq in chosen]
+    return [bisect_left(seqs, seq) for seq in chosen]
+
+
+def key_columns(sources: Iterable[OpenSegment], view: TopicView) -> Iterator[KeyColumns]:
+    """The topic's live records, block by block. `sources` in the order of seqs."""
     for source in sources:
         for block in source.columns_of(view.id):
+            keys, times, flags = block.columns.values("key"), block.times, block.columns.flags
             dead = view.dead_within(block.seqs[0], block.seqs[-1])
-            rows = zip(block.columns.values("key"), block.seqs, block.columns.flags, strict=True)
-            for place, (key, seq, flags) in enumerate(rows):
-                if seq not in dead:
-                    yield key, seq, block.ts(place), flags
+            if not dead:
+                yield KeyColumns(keys, block.seqs, times, flags)
+                continue
+            live = [at for at, seq in enumerate(block.seqs) if seq not in dead]
+            if live:
+                yield KeyColumns(
+                    [keys[at] for at in live],
+                    [block.seqs[at] for at in live],
+                    times if isinstance(times, int) else [times[at] for at in live],
+                    bytes(flags[at] for at in live),
+                )

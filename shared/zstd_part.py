@@ -7,6 +7,9 @@ import zstandard
 from shared.format_errors import BadBytes
 
 LEVEL = 3
+# A context takes longer to make than a block's columns to unpack. They must not be shared between threads, so
+# whoever needs one takes it out of this list, which is one step, and puts it back.
+_idle: list[zstandard.ZstdDecompressor] = []
 
 
 def compressor() -> Callable[[bytes], bytes]:
@@ -23,9 +26,15 @@ def decompress(stored: bytes | memoryview, raw_len: int) -> bytes:
     if raw_size(stored) != raw_len:
         raise BadBytes(f"a zstd frame of other than {raw_len} bytes")
     try:
-        raw = zstandard.ZstdDecompressor().decompress(stored, allow_extra_data=False)
+        context = _idle.pop()
+    except IndexError:
+        context = zstandard.ZstdDecompressor()
+    try:
+        raw = context.decompress(stored, allow_extra_data=False)
     except zstandard.ZstdError as err:
         raise BadBytes(f"zstd: {err}") from err
+    finally:
+        _idle.append(context)
     if len(raw) != raw_len:
         raise BadBytes(f"zstd gives {len(raw)} bytes of {raw_len}")
     return raw

@@ -113,7 +113,10 @@ def _labels(block: BlockColumns, name: str) -> Any:
 
 def _present(block: BlockColumns, flag: int) -> Any:
     """The validity bitmap of a column: which records have it. None: all."""
-    flags = pa.Array.from_buffers(pa.uint8(), block.header.count, [None, pa.py_buffer(block.columns.flags)])
+    stored = block.columns.flags
+    if stored[0] & flag and stored.count(stored[0]) == len(stored):
+        return None
+    flags = pa.Array.from_buffers(pa.uint8(), block.header.count, [None, pa.py_buffer(stored)])
     has = pc.not_equal(pc.bit_wise_and(flags, pa.scalar(flag, pa.uint8())), pa.scalar(0, pa.uint8()))
     return None if has.true_count == len(has) else has.buffers()[1]
 

@@ -16,8 +16,9 @@ from typing import Final
 from pyroaring import BitMap64
 
 from ops.coldstore.audit_copies import check_copies
-from ops.coldstore.audit_files import CheckedFile, FileChecks
+from ops.coldstore.audit_files import FileChecks
 from ops.coldstore.engines import Engine
+from ops.coldstore.file_checks import CheckedFile, FileToCheck
 from ops.coldstore.progress import Progress
 from ops.coldstore.store_view import ShardView, StoreFile, read_store_file, shards_in, view_shard
 from shared.audit_continuity import TopicState, check_deletes, check_placement, check_topic
@@ -181,9 +182,9 @@ class Audit:
             views = [view_shard(self._fs, options.data_dir, options.cold_dir, shard) for shard in shards]
             plans = [plan_files(view.listing, *_recorded(view), view.manifest, _kept(view)) for view in views]
             wanted = [
-                (path, view.shard, number)
+                FileToCheck(path, view.shard, number, expected.size if expected is not None else None)
                 for view, plan in zip(views, plans, strict=True)
-                for path, number, _ in plan.files
+                for path, number, expected in plan.files
             ]
         with self._stage("blocks"):
             self._files.run(wanted, self._progress.task("reading blocks"))
@@ -234,9 +235,9 @@ class Audit:
                 recorded.append(("snapshot", expected.size, expected.digest))
             digest = file.facts.digest if file.facts is not None else None
             found += check_recorded(path, view.shard, file.size, digest, recorded)
-            if file.facts is not None and held is not None and view.manifest is not None:
+            if file.facts is not None and held is not None:
                 topics = [(r.name, r.epoch, r.first, r.last, r.count) for r in file.facts.runs]
-                found += check_manifest_entry(path, view.shard, view.manifest, number, topics)
+                found += check_manifest_entry(path, view.shard, held, topics)
             tier = expected.tier if expected is not None else HOT
             if file.facts is not None and (number not in outcome.segments or (tier == COLD) == in_cold):
                 outcome.segments[number] = file
@@ -287,7 +288,7 @@ def _kept(view: ShardView) -> frozenset[int]:
 
 def _segment_row(outcome: ShardOutcome, number: int) -> SegmentRow:
     file = outcome.segments[number]
-    assert file.facts is not None and file.footer is not None
+    assert file.facts is not None
     runs = file.facts.runs
     name = segment_file_name(number)
     return SegmentRow(
@@ -301,7 +302,7 @@ def _segment_row(outcome: ShardOutcome, number: int) -> SegmentRow:
         blocks=file.facts.blocks,
         bad_blocks=file.facts.bad_blocks,
         records=file.facts.records,
-        created_ms=file.footer.header.created_ms,
+        created_ms=file.created_ms,
         min_ts=min((run.min_ts for run in runs), default=0),
         max_ts=max((run.max_ts for run in runs), default=0),
         topics=[(run.name, run.epoch, run.first, run.last, run.count) for run in runs],

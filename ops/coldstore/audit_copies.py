@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 
-from ops.coldstore.audit_files import CheckedFile
 from ops.coldstore.engines import Engine, Wanted
+from ops.coldstore.file_checks import CheckedFile
+from ops.coldstore.places import SegmentPlace, filesystem_for
+from ops.coldstore.segment_files import open_index
 from shared.audit_findings import Finding
 from shared.audit_history import TopicKey, TopicNow
 from shared.audit_routers import RouterCopies, compare_copies
 from shared.cold_plan import Query, SegmentSlice, slice_segment
+from shared.errors import CorruptSegment
 
 
 def check_copies(
@@ -73,11 +77,15 @@ def _blocks_of(
     found: list[Wanted] = []
     for run in source.runs:
         file = files.get((source.state.shard, run.segment))
-        if file is None or file.footer is None:
+        asked = seqs[bisect_left(seqs, run.first) : bisect_right(seqs, run.last)]
+        if file is None or not asked:
             continue
-        whole = slice_segment(file.path, file.shard, file.number, file.footer.index, query)
-        asked = [seq for seq in seqs if run.first <= seq <= run.last]
-        if whole is None or not asked:
+        try:
+            _, index = open_index(filesystem_for(file.path), SegmentPlace(file.path, file.shard, file.number))
+        except (CorruptSegment, OSError):
+            continue  # a bad header, reported by the pass before, or dropped since then
+        whole = slice_segment(file.path, file.shard, file.number, index, query)
+        if whole is None:
             continue
         blocks = tuple(each for each in whole.blocks if each[1].topic_id == run.topic_id)
         found.append(

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-
 from pyroaring import BitMap64
 
 from ops.coldstore.staging import (
     ShardPlace,
     commit_staged,
-    opened_segment,
     remove_staging,
     segment_name,
     write_bin,
 )
 from shared.compaction import Basis, Plan, PlanOptions, make_plan, superseded
 from shared.io.durable_fs import FileSystem
-from shared.segment_rewrite import key_rows
+from shared.segment_rewrite import key_columns
 from shared.staged import Staged
 
 
@@ -24,17 +21,13 @@ def find_superseded(fs: FileSystem, place: ShardPlace, basis: Basis, now_ms: int
     """By topic: the live records that a younger one with the same key has replaced."""
     by_number = {segment.number: segment for segment in basis.manifest.segments}
     found: dict[int, BitMap64] = {}
-    for topic in basis.topics.values():
-        runs = basis.cold_runs(topic) if topic.keys is not None else []
-        if not runs or topic.keys is None:
-            continue
-        with ExitStack() as files:
-            sources = [
-                files.enter_context(opened_segment(fs, place, by_number[number])) for number, _, _ in runs
-            ]
-            gone = superseded(key_rows(sources, topic), topic.keys, now_ms)
-        if gone:
-            found[topic.id] = gone
+    with place.opened(fs) as pool:
+        for topic, numbers in basis.keyed_segments():
+            assert topic.keys is not None
+            sources = (pool.open(by_number[number]) for number in numbers)
+            gone = superseded(key_columns(sources, topic), topic.keys, now_ms)
+            if gone:
+                found[topic.id] = gone
     return found
 
 

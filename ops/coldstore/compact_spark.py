@@ -1,7 +1,7 @@
 """Compaction as a Spark job: keys are shuffled, payloads never. The result is what compact_local makes.
 
-1. A task per segment reads the key columns and gives, per key, its newest record there: only topic, key, seq, time and
-   whether it is a null go through the shuffle that finds the newest of all; what it supersedes comes as bitmaps.
+1. A task per 256 MiB of segments reads the key columns and gives, per key, the newest seq there: only topic, key and
+   seq go through the shuffle that finds the newest of all. What comes back to the driver is bitmaps of seqs, no keys.
 2. A task per bin rewrites segments from file to file (ops/coldstore/staging.py), and reports what it wrote.
 3. Spark hands the reports of the attempts that counted to `commit`, which writes the one file that makes them count.
    Files of other attempts (failed, lost, speculative) are never looked at.
@@ -9,17 +9,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
+from zlib import crc32
 
 from pyroaring import BitMap64
 from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSource,
-    DataSourceReader,
     DataSourceWriter,
-    InputPartition,
     WriterCommitMessage,
 )
 from pyspark.sql.types import Row, StructType
@@ -30,107 +29,130 @@ from ops.coldstore.staging import (
     ShardPlace,
     Written,
     commit_staged,
-    opened_segment,
     remove_staging,
     segment_name,
     write_bin,
 )
-from shared.columns import DATA_NULL, HAS_KEY
-from shared.compaction import Basis, Plan, PlanOptions, make_plan
+from shared.compaction import Basis, LastValues, Plan, PlanOptions, make_plan
 from shared.io.durable_fs import read_whole
-from shared.manifest import ManifestSegment
-from shared.segment_rewrite import key_rows
+from shared.segment_rewrite import key_columns
 from shared.staged import STAGED_ENDING, Staged, decode_staged
 
-_KEYS_SCHEMA = "topic_id bigint, key binary, seq bigint, ts bigint, is_null boolean, held binary"
+_KEYS_BYTES: Final = 256 << 20
+"""Of segments per task that reads keys: it reads a tenth of them."""
+_BUCKETS: Final = 16
 
 
 # --- last value per key -----------------------------------------------------------------------------------
 
-
-class KeysSource(DataSource):
-    """Per segment, topic and key the newest record; per segment and topic a row with all candidates (`held`)."""
-
-    @classmethod
-    def name(cls) -> str:
-        return "topics_keys"
-
-    def schema(self) -> str:
-        return _KEYS_SCHEMA
-
-    def reader(self, schema: StructType) -> DataSourceReader:
-        return _KeysReader(self.options["plan"])
+Newest = dict[int, dict[bytes, int]]
+"""By topic id: the newest seq of each key."""
+Seqs = dict[int, bytes]
+"""By topic id: a set of seqs, as a roaring bitmap."""
 
 
-class _SegmentPartition(InputPartition):
-    def __init__(self, segment: ManifestSegment, topic_ids: Sequence[int]) -> None:
-        super().__init__(None)
-        self.segment = segment
-        self.topic_ids = topic_ids
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What is shuffled. A task says once which records it has looked at, and to each bucket which keys they have."""
+
+    newest: Newest
+    candidates: Seqs
+    expired: Seqs
 
 
-class _KeysReader(DataSourceReader):
+class _ReadKeys:
+    """The keys of some segments, shared out to buckets by key."""
+
     def __init__(self, path: str) -> None:
         self._path = path
 
-    def partitions(self) -> list[InputPartition]:
-        basis = load_work(filesystem_for(self._path), self._path).basis
-        wanted: dict[int, list[int]] = {}
-        for topic in basis.topics.values():
-            for number, _, _ in basis.cold_runs(topic) if topic.keys is not None else ():
-                wanted.setdefault(number, []).append(topic.id)
-        by_number = {segment.number: segment for segment in basis.manifest.segments}
-        return [_SegmentPartition(by_number[number], ids) for number, ids in sorted(wanted.items())]
-
-    def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
-        assert isinstance(partition, _SegmentPartition)
+    def __call__(self, numbers: list[int]) -> Iterator[tuple[int, _Found]]:
         fs = filesystem_for(self._path)
         work = load_work(fs, self._path)
-        with opened_segment(fs, work.place, partition.segment) as source:
-            for topic_id in partition.topic_ids:
-                view = work.basis.topics[topic_id]
-                assert view.keys is not None
-                oldest_young = work.now_ms - view.keys.lag_ms
-                held = BitMap64()
-                newest: dict[bytes, tuple[int, int, bool]] = {}
-                for key, seq, ts, flags in key_rows([source], view):
-                    if ts > oldest_young:
+        wanted = set(numbers)
+        by_number = {each.number: each for each in work.basis.manifest.segments if each.number in wanted}
+        buckets: list[Newest] = [{} for _ in range(_BUCKETS)]
+        candidates: Seqs = {}
+        expired: Seqs = {}
+        with work.place.opened(fs) as pool:
+            for topic, held in work.basis.keyed_segments():
+                assert topic.keys is not None
+                last = LastValues(topic.keys, work.now_ms)
+                sources = (pool.open(by_number[number]) for number in held if number in wanted)
+                for block in key_columns(sources, topic):
+                    if not last.add(block):
                         break
-                    if flags & HAS_KEY and key is not None:
-                        held.add(seq)
-                        newest[key] = (seq, ts, bool(flags & DATA_NULL))
-                for key, (seq, ts, is_null) in newest.items():
-                    yield topic_id, key, seq, ts, is_null, None
-                if held:
-                    yield topic_id, None, 0, 0, False, bytes(held.serialize())
+                if not last.candidates:
+                    continue
+                candidates[topic.id] = bytes(last.candidates.serialize())
+                expired[topic.id] = bytes(last.expired.serialize())
+                mine: list[dict[bytes, int]] = [{} for _ in range(_BUCKETS)]
+                for key, seq in last.newest.items():
+                    mine[crc32(key) % _BUCKETS][key] = seq
+                for bucket, newest in zip(buckets, mine, strict=True):
+                    bucket[topic.id] = newest
+        yield numbers[0] % _BUCKETS, _Found({}, candidates, expired)
+        for number, bucket in enumerate(buckets):
+            if bucket:
+                yield number, _Found(bucket, {}, {})
+
+
+def _merge(rows: Iterator[tuple[int, _Found]]) -> Iterator[tuple[Seqs, Seqs, Seqs]]:
+    """One bucket: candidates, expired and newest, all as bitmaps. Keys end here."""
+    newest: Newest = {}
+    candidates: dict[int, BitMap64] = {}
+    expired: dict[int, BitMap64] = {}
+    for _, found in rows:
+        _unite(candidates, found.candidates)
+        _unite(expired, found.expired)
+        for topic_id, theirs in found.newest.items():
+            mine = newest.setdefault(topic_id, {})
+            for key, seq in theirs.items():
+                if seq > mine.get(key, 0):
+                    mine[key] = seq
+    last = {topic_id: BitMap64(keys.values()) for topic_id, keys in newest.items()}
+    yield _dump(candidates), _dump(expired), _dump(last)
+
+
+def _unite(into: dict[int, BitMap64], seqs: Seqs) -> None:
+    for topic_id, stored in seqs.items():
+        into.setdefault(topic_id, BitMap64()).update(BitMap64.deserialize(stored))
+
+
+def _dump(sets: dict[int, BitMap64]) -> Seqs:
+    return {topic_id: bytes(seqs.serialize()) for topic_id, seqs in sets.items()}
 
 
 def find_superseded_spark(session: Any, plan_file: str, work: Work) -> dict[int, BitMap64]:
-    from pyspark.sql import functions as f
-
-    rules = {topic.id: topic.keys for topic in work.basis.topics.values() if topic.keys is not None}
-    if not rules:
+    groups = _key_groups(work.basis)
+    if not groups:
         return {}
-    session.dataSource.register(KeysSource)
-    # One pass: bitmaps of the candidates travel as rows without a key. What comes back is a seq per key.
-    rows = (
-        session.read.format("topics_keys")
-        .option("plan", plan_file)
-        .load()
-        .groupBy("topic_id", "key")
-        .agg(f.max(f.struct("seq", "ts", "is_null")).alias("last"), f.collect_list("held").alias("held"))
-        .select("topic_id", "last.seq", "last.ts", "last.is_null", "held")
-        .collect()
-    )
-    gone: dict[int, BitMap64] = {}
-    for row in rows:
-        for stored in row.held:
-            gone[row.topic_id] = gone.get(row.topic_id, BitMap64()) | BitMap64.deserialize(bytes(stored))
-    for row in rows:
-        expired = row.is_null and row.ts < work.now_ms - rules[row.topic_id].retention_ms
-        if not row.held and not expired:
-            gone[row.topic_id].discard(row.seq)
-    return {topic_id: seqs for topic_id, seqs in gone.items() if seqs}
+    rows = session.sparkContext.parallelize(groups, len(groups)).flatMap(_ReadKeys(plan_file))
+    merged = rows.partitionBy(_BUCKETS, int).mapPartitions(_merge).collect()
+    candidates: dict[int, BitMap64] = {}
+    expired: dict[int, BitMap64] = {}
+    last: dict[int, BitMap64] = {}
+    for found in merged:
+        for into, seqs in zip((candidates, expired, last), found, strict=True):
+            _unite(into, seqs)
+    gone = {topic_id: seqs - (last[topic_id] - expired[topic_id]) for topic_id, seqs in candidates.items()}
+    return {topic_id: seqs for topic_id, seqs in sorted(gone.items()) if seqs}
+
+
+def _key_groups(basis: Basis) -> list[list[int]]:
+    """The segments whose keys matter, in groups of some size: a task for each tiny one would take longer than it."""
+    wanted = {number for _, numbers in basis.keyed_segments() for number in numbers}
+    groups: list[list[int]] = []
+    size = 0
+    for segment in basis.manifest.segments:
+        if segment.number not in wanted:
+            continue
+        if not groups or size + segment.size > _KEYS_BYTES:
+            groups.append([])
+            size = 0
+        groups[-1].append(segment.number)
+        size += segment.size
+    return groups
 
 
 # --- rewriting --------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Who does the reading of an audit: this process, or Spark. Both run the same functions on the same bins."""
+"""Who does the reading of an audit: this process, or Spark. Both run the same functions on the same tasks."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+from ops.coldstore.file_checks import CheckedFile, Task, check_task
 from ops.coldstore.places import filesystem_for
 from ops.coldstore.segment_files import opened
-from shared.audit_blocks import SliceFacts, check_slice
-from shared.audit_findings import Finding
+from shared.audit_blocks import SliceFacts
 from shared.audit_routers import hashes_of
-from shared.cold_plan import Bin, SegmentSlice
+from shared.cold_plan import SegmentSlice
 from shared.format_errors import FormatError
 from shared.segment_reader import read_block
 
@@ -26,23 +26,8 @@ Wanted = tuple[SegmentSlice, "array[int]"]
 class Engine(Protocol):
     name: str
 
-    def check(self, bins: Sequence[Bin], advance: Advance) -> list[SliceFacts]: ...
+    def check(self, tasks: Sequence[Task], advance: Advance) -> list[CheckedFile | SliceFacts]: ...
     def source_hashes(self, wanted: Sequence[Wanted]) -> list[dict[int, int]]: ...
-
-
-def check_bin(work: Bin) -> list[SliceFacts]:
-    return [_check(each) for each in work.slices]
-
-
-def _check(work: SegmentSlice) -> SliceFacts:
-    try:
-        with opened(filesystem_for(work.path), work.path) as file:
-            return check_slice(file.pread, work)
-    except OSError as err:
-        # Dropped by its worker meanwhile, or a disk that fails: whoever knows the manifests decides.
-        kind = "missing_file" if isinstance(err, FileNotFoundError) else "unreadable_file"
-        finding = Finding(kind=kind, reason=err.strerror or str(err), path=work.path, shard=work.shard)
-        return SliceFacts(work.path, work.number, work.blocks[0][0], findings=[finding])
 
 
 def hash_source(wanted: Wanted) -> dict[int, int]:
@@ -59,16 +44,17 @@ def hash_source(wanted: Wanted) -> dict[int, int]:
 
 
 class LocalEngine:
-    """One process, one bin after the other: the plain way, and the one that the other is held to."""
+    """One process, one task after the other: the plain way, and the one that the other is held to."""
 
     name = "local"
 
-    def check(self, bins: Sequence[Bin], advance: Advance) -> list[SliceFacts]:
-        found: list[SliceFacts] = []
-        total, done = sum(work.bytes for work in bins), 0
-        for work in bins:
-            found += check_bin(work)
-            done += work.bytes
+    def check(self, tasks: Sequence[Task], advance: Advance) -> list[CheckedFile | SliceFacts]:
+        found: list[CheckedFile | SliceFacts] = []
+        sizes = [sum(part.bytes for part in task) for task in tasks]
+        total, done = sum(sizes), 0
+        for task, size in zip(tasks, sizes, strict=True):
+            found += check_task(task)
+            done += size
             advance(done, total)
         return found
 
@@ -77,19 +63,19 @@ class LocalEngine:
 
 
 class SparkEngine:
-    """A task per bin. What comes back is small, so it is collected; records never leave their task."""
+    """Task by task. What comes back is small, so it is collected; records never leave their task."""
 
     name = "spark"
 
     def __init__(self, session: Any) -> None:
         self._context = session.sparkContext
 
-    def check(self, bins: Sequence[Bin], advance: Advance) -> list[SliceFacts]:
-        if not bins:
+    def check(self, tasks: Sequence[Task], advance: Advance) -> list[CheckedFile | SliceFacts]:
+        if not tasks:
             return []
-        with self._watched(len(bins), advance):
-            tasks = self._context.parallelize(list(bins), len(bins))
-            found: list[SliceFacts] = tasks.flatMap(check_bin).collect()
+        with self._watched(len(tasks), advance):
+            spread = self._context.parallelize(list(tasks), len(tasks))
+            found: list[CheckedFile | SliceFacts] = spread.flatMap(check_task).collect()
         return found
 
     def source_hashes(self, wanted: Sequence[Wanted]) -> list[dict[int, int]]:

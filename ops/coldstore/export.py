@@ -6,8 +6,10 @@ compaction may put old records into a new segment, and they are not exported aga
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from itertools import groupby
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -16,13 +18,22 @@ import pyarrow.parquet as pq
 
 from ops.coldstore.export_files import Commit, ExportDir, ExportedTopic, ExportFile, export_path
 from ops.coldstore.places import filesystem_for, find_places
-from ops.coldstore.record_rows import record_rows
+from ops.coldstore.record_rows import slice_batches
 from ops.coldstore.segment_files import open_index
-from shared.cold_plan import BIN_BYTES, Bin, LiveRules, Query, pack_bins, slice_segment
+from shared.cold_plan import (
+    BIN_BYTES,
+    Bin,
+    LiveRules,
+    Query,
+    SegmentSlice,
+    pack_bins,
+    slice_segment,
+    topic_order,
+)
 from shared.io.durable_fs import FileSystem
 
-_COLUMNS = ("topic", "shard", "epoch", "seq", "ts", "node", "tag", "key", "meta", "data")
-_DAY = "day"
+_COLUMNS = ("shard", "epoch", "seq", "ts", "node", "tag", "key", "meta", "data")
+_DAY_MS = 86_400_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +122,8 @@ def plan_export(
     return ExportWork(
         out,
         previous.commit + 1 if previous is not None else 1,
-        tuple(pack_bins(slices, bin_bytes)),
+        # Topic by topic: each bin writes a file per topic and day, and segments hold many topics each.
+        tuple(pack_bins(topic_order(slices), bin_bytes)),
         tuple(ExportedTopic(name, epoch, seq) for (name, epoch), seq in reached.items()),
         tuple(segments),
     )
@@ -125,25 +137,35 @@ def _behind(rules: LiveRules, upto: dict[tuple[str, int], int]) -> LiveRules:
 def write_export_bin(work: ExportWork, at: int, attempt: int) -> list[ExportFile]:
     """One bin into one file per topic and day, aside and durable."""
     target = ExportDir(_out_fs(work.out), work.out)
-    fs = filesystem_for(work.bins[at].slices[0].path)
-    batches = list(record_rows(fs, work.bins[at], _COLUMNS, Query()))
-    if not batches:
-        return []
-    table = pa.Table.from_batches(batches)
-    stamps = table["ts"].cast(pa.timestamp("ms"))  # UTC
-    table = table.set_column(table.schema.get_field_index("ts"), "ts", stamps)
-    table = table.append_column(_DAY, pc.strftime(stamps, format="%Y-%m-%d"))
-    found = []
-    groups = table.select(["topic", _DAY]).group_by(["topic", _DAY]).aggregate([]).to_pylist()
-    for place, group in enumerate(sorted(groups, key=lambda each: (each["topic"], each[_DAY]))):
-        mask = pc.and_(pc.equal(table["topic"], group["topic"]), pc.equal(table[_DAY], group[_DAY]))
-        part = table.filter(mask).drop_columns(["topic", _DAY])
-        name = f"c{work.number:010d}-p{at}-a{attempt}-{place}.parquet"
-        content = _parquet(part)
-        target.stage(name, content)
-        path = export_path(group["topic"], group[_DAY], f"c{work.number:010d}-p{at}.parquet")
-        found.append(ExportFile(f"_topicsd/staging/{name}", path, part.num_rows, len(content)))
+    found: list[ExportFile] = []
+    for topic, slices in groupby(work.bins[at].slices, key=_topic_of):
+        for day, table in _days(Bin(tuple(slices))):
+            name = f"c{work.number:010d}-p{at}-a{attempt}-{len(found)}.parquet"
+            content = _parquet(table)
+            target.stage(name, content)
+            path = export_path(topic, day, f"c{work.number:010d}-p{at}.parquet")
+            found.append(ExportFile(f"_topicsd/staging/{name}", path, table.num_rows, len(content)))
     return found
+
+
+def _topic_of(part: SegmentSlice) -> str:
+    """In the order of topics a slice holds one."""
+    (topic,) = part.topics.values()
+    return topic.name
+
+
+def _days(work: Bin) -> Iterator[tuple[str, Any]]:
+    """The records of one topic, by day in UTC."""
+    fs = filesystem_for(work.slices[0].path)
+    batches = [batch for part in work.slices for batch in slice_batches(fs, part, _COLUMNS, Query())]
+    table = pa.Table.from_batches(batches)
+    place = table.schema.get_field_index("ts")
+    days = pc.divide(table["ts"], _DAY_MS)
+    table = table.set_column(place, "ts", table["ts"].cast(pa.timestamp("ms")))
+    found = sorted(pc.unique(days).to_pylist())
+    for day in found:
+        name = datetime.fromtimestamp(day * _DAY_MS / 1000, UTC).strftime("%Y-%m-%d")
+        yield name, table if len(found) == 1 else table.filter(pc.equal(days, day))
 
 
 def _parquet(table: Any) -> bytes:

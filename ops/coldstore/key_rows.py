@@ -7,6 +7,7 @@ columns are. Group the rows once more: `groupBy("topic", "epoch", "key").agg(max
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import pyarrow as pa
@@ -23,36 +24,49 @@ KEY_FIELDS: Final[dict[str, str]] = {
     "last_seq": "long",
     "records": "long",
 }
-_FOLD_ROWS = 500_000
+BINS_JOINED: Final = 8
+"""A task reads only the columns, a tenth of the bytes, so it can take this many bins at once. The more records of a key
+it sees, the fewer rows it gives, and rows are what costs."""
+_FOLD_ROWS = 4_000_000
+
+
+@dataclass(slots=True)
+class _Topic:
+    """The records of one topic: those grouped already, and those behind them, block by block."""
+
+    grouped: Any = None
+    keys: list[Any] = field(default_factory=list)
+    seqs: list[Any] = field(default_factory=list)
+
+    def fold(self) -> Any:
+        """Everything, grouped. By one short column, which is much faster than by three."""
+        if self.keys:
+            keys, seqs = pa.concat_arrays(self.keys), pa.concat_arrays(self.seqs)
+            ones = pa.repeat(pa.scalar(1, pa.int64()), len(keys))
+            fresh = pa.table({"key": keys, "last_seq": seqs, "records": ones})
+            parts = [fresh] if self.grouped is None else [self.grouped, fresh]
+            # Threads of Arrow's own would compete with the other tasks of this machine.
+            groups = pa.concat_tables(parts).group_by("key", use_threads=False)
+            found = groups.aggregate([("last_seq", "max"), ("records", "sum")])
+            self.grouped = found.rename_columns(["key", "last_seq", "records"])
+            self.keys, self.seqs = [], []
+        return self.grouped
 
 
 def key_rows(fs: FileSystem, work: Bin, columns: tuple[str, ...], query: Query) -> Iterator[Any]:
-    # Topic by topic: grouping by one short column is much faster than by three.
-    held: dict[tuple[str, int], list[Any]] = {}
-    rows: dict[tuple[str, int], int] = {}
+    topics: dict[tuple[str, int], _Topic] = {}
+    rows = 0
     for each in work.slices:
         blocks = slice_batches(fs, each, ("key", "seq"), query)
         for (_, entry), batch in zip(each.blocks, blocks, strict=True):
             part = each.topics[entry.topic_id]
-            topic = (part.name, part.epoch)
-            held.setdefault(topic, []).append(_raw(batch))
-            rows[topic] = rows.get(topic, 0) + batch.num_rows
-            if rows[topic] >= _FOLD_ROWS:
-                held[topic], rows[topic] = [_grouped(held[topic])], 0
-    yield from joined(_named(topic, _grouped(parts), columns) for topic, parts in held.items())
-
-
-def _raw(batch: Any) -> Any:
-    """A batch in the shape of what grouping gives, so that the two can be grouped together."""
-    ones = pa.repeat(pa.scalar(1, pa.int64()), batch.num_rows)
-    return pa.table({"key": batch.column("key"), "last_seq": batch.column("seq"), "records": ones})
-
-
-def _grouped(parts: list[Any]) -> Any:
-    # Threads of Arrow's own would compete with the other tasks of this machine.
-    groups = pa.concat_tables(parts).group_by("key", use_threads=False)
-    found = groups.aggregate([("last_seq", "max"), ("records", "sum")])
-    return found.rename_columns(["key", "last_seq", "records"])
+            topic = topics.setdefault((part.name, part.epoch), _Topic())
+            topic.keys.append(batch.column(0))
+            topic.seqs.append(batch.column(1))
+            rows += batch.num_rows
+            if rows >= _FOLD_ROWS:
+                rows = sum(held.fold().num_rows for held in topics.values())
+    yield from joined(_named(name, topic.fold(), columns) for name, topic in topics.items())
 
 
 def _named(topic: tuple[str, int], table: Any, columns: tuple[str, ...]) -> Any:

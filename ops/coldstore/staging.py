@@ -10,17 +10,14 @@ a failed or doubled task can never be adopted.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from ops.coldstore.places import newest_snapshot
-from ops.coldstore.segment_files import opened
+from ops.coldstore.segment_pool import SegmentPool
 from shared.compaction import Basis, Bin, Plan, TopicView, ranges_of, view_topic
-from shared.errors import CorruptSegment
 from shared.io.durable_fs import FileSystem, write_atomically
 from shared.io.manifest_files import load_manifest
-from shared.manifest import ManifestSegment
-from shared.segment_rewrite import OpenSegment, Rewrite
+from shared.segment_rewrite import Rewrite
 from shared.segment_writer import SegmentBuilder
 from shared.staged import (
     STAGED_ENDING,
@@ -57,6 +54,10 @@ class ShardPlace:
     def staging(self) -> str:
         return f"{self.cold}/staging"
 
+    def opened(self, fs: FileSystem) -> SegmentPool:
+        """The shard's cold segments, for reading."""
+        return SegmentPool(fs, self.cold, self.shard)
+
 
 def load_basis(fs: FileSystem, place: ShardPlace) -> Basis | None:
     """What a plan can stand on now; None if there is no cold data yet, or no snapshot."""
@@ -75,21 +76,6 @@ def load_basis(fs: FileSystem, place: ShardPlace) -> Basis | None:
         cold={segment.number for segment in snapshot.table.segments if segment.tier == "cold"},
         topics={topic.id: view_topic(topic) for topic in snapshot.topics},
     )
-
-
-@contextmanager
-def opened_segment(fs: FileSystem, place: ShardPlace, segment: ManifestSegment) -> Iterator[OpenSegment]:
-    """The segment for reading. Whatever is wrong with it becomes an error that names the file."""
-    path = f"{place.cold}/{segment.path}"
-    try:
-        with opened(fs, path) as file:
-            if file.size() != segment.size:
-                reason = f"{file.size()} bytes instead of {segment.size}"
-                raise CorruptSegment(path=path, reason=reason)
-            yield OpenSegment.read(path, segment.number, place.shard, file.pread, file.size())
-    except FileNotFoundError as err:
-        reason = "the file is missing: has a newer generation replaced it?"
-        raise CorruptSegment(path=path, reason=reason) from err
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +101,8 @@ def write_bin(
     now_ms: int,
 ) -> Written:
     """Rewrite one bin into the staging directory, durable on return."""
-    with ExitStack() as files:
-        sources = [files.enter_context(opened_segment(fs, place, segment)) for segment in plan_bin.old]
+    with place.opened(fs) as pool:
+        sources = [pool.open(segment) for segment in plan_bin.old]
         builder = SegmentBuilder(place.shard, plan_bin.number, now_ms)
         rewrite = Rewrite(sources, topics, plan.dropped, builder)
         _write_file(fs, f"{place.staging}/{file_name}", rewrite.run())

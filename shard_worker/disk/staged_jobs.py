@@ -26,7 +26,7 @@ from shared.format_errors import BadBytes, FormatError
 from shared.io.durable_fs import FileSystem, read_whole, write_atomically
 from shared.io.manifest_files import load_manifest, write_next_manifest
 from shared.manifest import Manifest, ManifestSegment
-from shared.segment_rewrite import OpenSegment, key_rows
+from shared.segment_rewrite import OpenSegment, key_columns
 from shared.staged import (
     PENDING_ENDING,
     REFUSED_ENDING,
@@ -251,7 +251,7 @@ class VerifyJob:
             cold.append(by_number[number])
         with ExitStack() as files:
             sources = [files.enter_context(self._opened(segment)) for segment in cold]
-            allowed = superseded(key_rows(sources, view), view.keys, self.now_ms)
+            allowed = superseded(key_columns(sources, view), view.keys, self.now_ms)
         live = gone - view.dead_within(gone[0], gone[-1])
         if live - allowed:
             raise Refused(f"seq {(live - allowed)[0]} of topic {view.name} is the last value of its key")

@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 from pyroaring import BitMap64
 
 from ops.coldstore.arrow_blocks import RECORD_FIELDS, BlockPlace, record_batch, wanted_rows
-from shared.cold_plan import BIN_BYTES, LiveRule, Query, SegmentSlice, TopicPart, pack_bins, slice_segment
+from shared.cold_plan import (
+    BIN_BYTES,
+    LiveRule,
+    Query,
+    SegmentSlice,
+    TopicPart,
+    pack_bins,
+    slice_segment,
+    topic_order,
+)
 from shared.segment_index import BlockEntry
 from shared.segment_reader import read_block, read_index, read_trailer
 from shared.segment_writer import SegmentTopic
@@ -52,6 +61,31 @@ def test_every_block_is_in_one_bin_in_order_and_no_bin_is_overfull(
 def test_twenty_thousand_tiny_files_make_few_bins() -> None:
     bins = pack_bins(slices_of([[37_000]] * 20_000))
     assert len(bins) == -(-20_000 // (BIN_BYTES // 37_000))
+
+
+TOPICS_OF_BLOCKS = st.lists(st.lists(st.integers(1, 3), max_size=6).map(sorted), max_size=6)
+
+
+@given(TOPICS_OF_BLOCKS)
+def test_in_the_order_of_topics_every_block_is_there_once_and_seqs_ascend(segments: list[list[int]]) -> None:
+    heads = dict.fromkeys(range(1, 4), 0)
+    slices = []
+    for number, topics in enumerate(segments):
+        blocks = []
+        for ordinal, topic in enumerate(topics):
+            heads[topic] += 1
+            entry = BlockEntry(ordinal, 88, topic, heads[topic], heads[topic], 1, 0, 0, 1, {})
+            blocks.append((ordinal, entry))
+        parts = {topic: TopicPart(f"t{topic}", 1) for topic in topics}
+        if blocks:
+            slices.append(SegmentSlice(f"{number}.seg", 0, number, tuple(blocks), parts))
+    ordered = topic_order(slices)
+    assert all(len(part.topics) == 1 for part in ordered)
+    flat = [(entry.topic_id, entry.first) for part in ordered for _, entry in part.blocks]
+    assert flat == [(topic, seq) for topic, head in heads.items() for seq in range(1, head + 1)]
+    assert {(p.number, o) for p in ordered for o, _ in p.blocks} == {
+        (p.number, o) for p in slices for o, _ in p.blocks
+    }
 
 
 def rows_of(batches: list[Batch]) -> list[dict[str, Any]]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from array import array
+from itertools import pairwise
+from typing import Literal
 
 import pytest
 from hypothesis import given
@@ -19,7 +21,7 @@ from shared.columns import (
     encode_columns,
 )
 from shared.format_errors import BadBytes
-from shared.int_arrays import dump, shift_u32
+from shared.int_arrays import dump, is_ascending, is_strictly_ascending, shift_u32
 from shared.record_assembler import RecordAssembler
 from tests.support.format_samples import ROW_LISTS, Batch, Row, batch_lists, every_flip, make_batch
 
@@ -114,6 +116,23 @@ def test_every_flipped_bit_leads_to_bad_bytes_or_to_sound_columns() -> None:
 def test_shifting_a_column_adds_to_each_element(size: int, delta: int) -> None:
     values = array("I", range(1000, 1000 + 300 * size, 300))
     assert shift_u32(values, delta) == array("I", [value + delta for value in values])
+
+
+@given(st.sampled_from("IQ"), st.data())
+def test_whether_a_column_ascends_is_told_without_a_look_at_each_element(
+    code: Literal["I", "Q"], data: st.DataObject
+) -> None:
+    largest = (1 << (8 * array(code).itemsize)) - 1
+    near = st.integers(0, 3) | st.integers(largest // 2 - 1, largest // 2 + 2) | st.just(largest)
+    values = data.draw(st.lists(near, max_size=20))
+    if data.draw(st.booleans()):
+        values.sort()
+    column = array(code, values)
+    pairs = list(pairwise(values))
+    assert is_ascending(column) == all(low <= high for low, high in pairs)
+    assert is_strictly_ascending(column) == all(low < high for low, high in pairs)
+    rising = array(code, range(7, 7 + 5 * len(values), 5))
+    assert is_strictly_ascending(rising)
 
 
 @given(batch_lists(), st.data())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 
 from hypothesis import given
@@ -11,6 +12,7 @@ from pyroaring import BitMap64
 from shared.columns import DATA_NULL, HAS_KEY
 from shared.compaction import (
     Basis,
+    KeyColumns,
     KeyRules,
     PlanOptions,
     TopicView,
@@ -39,12 +41,19 @@ def rows_of(drawn: list[tuple[bytes | None, int, bool]]) -> list[tuple[bytes | N
     return rows
 
 
-@given(ROWS, st.sampled_from([0, 100, 400]), st.sampled_from([0, 100, 10**6]))
+def blocks_of(rows: list[tuple[bytes | None, int, int, int]], size: int) -> Iterator[KeyColumns]:
+    """The same rows in blocks of `size`; times that are all the same are one number, as in blocks of a segment."""
+    for start in range(0, len(rows), size):
+        keys, seqs, times, flags = zip(*rows[start : start + size], strict=True)
+        yield KeyColumns(keys, seqs, times[0] if len(set(times)) == 1 else times, bytes(flags))
+
+
+@given(ROWS, st.integers(1, 8), st.sampled_from([0, 100, 400]), st.sampled_from([0, 100, 10**6]))
 def test_what_goes_is_superseded_or_a_null_that_was_seen_long_enough(
-    drawn: list[tuple[bytes | None, int, bool]], lag_ms: int, retention_ms: int
+    drawn: list[tuple[bytes | None, int, bool]], size: int, lag_ms: int, retention_ms: int
 ) -> None:
     rows = rows_of(drawn)
-    gone = superseded(rows, KeyRules(lag_ms, retention_ms), NOW)
+    gone = superseded(blocks_of(rows, size), KeyRules(lag_ms, retention_ms), NOW)
     old = [row for row in rows if row[2] <= NOW - lag_ms]
     expected = set()
     for key, seq, ts, flags in old:

@@ -10,6 +10,7 @@ import pytest
 
 from ops.coldstore.engines import SparkEngine
 from shared.audit_report import Report
+from shared.cold_plan import BIN_BYTES
 from tests.support.audit_kit import (
     cold_segments,
     flip_byte,
@@ -71,3 +72,5 @@ def test_the_spark_audit_equals_the_local_one(spark: Any, tmp_path: Path, seed: 
     local, spread = run_audit(paths, before), run_audit(paths, before, engine=engine)
     assert local.totals.errors >= 2
     assert comparable(spread) == comparable(local)
+    whole = run_audit(paths, before, engine=engine, bin_bytes=BIN_BYTES)
+    assert comparable(whole) == comparable(local), "files that are read whole, in one task"

@@ -89,6 +89,17 @@ def test_records_are_exported_by_topic_and_day_and_once(tmp_path: Path) -> None:
     assert exported(tmp_path, "orders") == [1, 3, 5, 6, 8, 10, 11]
 
 
+def test_a_topic_in_many_segments_comes_in_one_file(tmp_path: Path) -> None:
+    driver = shard(tmp_path)
+    for _ in range(4):
+        write(driver, "orders", 5)
+        write(driver, "news:eu", 3)
+        seal(driver)
+    assert export(tmp_path) == 32
+    assert exported(tmp_path, "orders") == list(range(1, 21))
+    assert len(list((tmp_path / "out").rglob("*.parquet"))) == 2
+
+
 def test_content_arrives_as_it_was_written(tmp_path: Path) -> None:
     driver = shard(tmp_path)
     driver.append(
