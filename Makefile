@@ -20,7 +20,8 @@ serve: $(RUNTIME) compiled ## run the server here (settings: docs/configuration.
 compiled: $(COMPILER) ## compile the hot modules for this machine: nearly twice as fast (needs a C compiler; a minute)
 	$(BIN)/topicsd compile --if-possible
 
-test: lint compiled ## lint, types, and all tests but the long ones (needs Java and Chromium: installs them from Debian if it may)
+test: $(DEV) ## lint, types, and all tests but the long ones (needs Java and Chromium: installs them from Debian if it may)
+	@$(MAKE) --no-print-directory --jobs 2 lint compiled
 	@$(BIN)/python -m tests.support.java
 	@$(BIN)/python -m tests.support.chromium >/dev/null
 	$(BIN)/python -m pytest -m "not exhaustive" --numprocesses 2 --dist loadgroup
