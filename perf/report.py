@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from perf import COMPILED
+from ops.compiled.build import up_to_date
 
 RESULTS = Path(__file__).parent / "results"
 _ROOT = Path(__file__).parents[1]
@@ -179,7 +179,7 @@ def machine(directory: str | os.PathLike[str] = ".") -> Row:
         "cores": os.cpu_count(),
         "kernel": f"{platform.system()} {platform.release()}",
         "python": f"{platform.python_implementation()} {platform.python_version()}",
-        "compiled": COMPILED,
+        "compiled": up_to_date(),
         "file_system": _file_system(os.path.abspath(directory)),
         "commit": _commit(),
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

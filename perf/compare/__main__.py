@@ -12,6 +12,11 @@ reason. NATS syncs its files every two minutes by default, Redis `everysec` each
 
 from __future__ import annotations
 
+from shared.io.compiled import use_compiled
+
+use_compiled()  # for what is measured in this process; before anything that may be compiled is imported
+
+# ruff: noqa: E402
 import argparse
 import sys
 from contextlib import ExitStack
