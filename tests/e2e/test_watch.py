@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from shared.routing import shard_for
 from tests.support.api_client import ApiClient, Json, fresh, fresh_on
 from tests.support.live_server import LiveServer
 from tests.support.server_process import wait_for
@@ -467,7 +468,9 @@ def test_a_killed_worker_pauses_its_topics_and_they_go_on_without_gap_or_repeat(
     with LiveServer(tmp_path / "data", shards=2) as server:
         server.wait_serving()
         with server.client() as client:
-            names = [fresh("kill") for _ in range(6)]
+            candidates = [fresh("kill") for _ in range(60)]
+            by_shard = [[name for name in candidates if shard_for(name, 2) == shard] for shard in (0, 1)]
+            names = [*by_shard[0][:3], *by_shard[1][:3]]
             shard_of = {}
             for name in names:
                 client.append(name, 0)
