@@ -151,7 +151,9 @@ class CheckedQueue:
         self.jobs: dict[int, ModelJob] = {}  # those that are, or may be, in the queue
         self.dead: set[int] = set()
         self.done: set[int] = set()
-        self.moving_back: set[int] = set()  # redriven by a call that was not answered
+        self.moving_back: dict[int, int] = {}  # redriven by a call that was not answered: number -> seq of the letter
+        self.sent_back: dict[int, Entry] = {}  # by seq, letters whose jobs are back in the queue: their removal
+        self.stale: set[int] = set()  # those of them that are there again, because a crash has lost the removal
         self.tags: dict[int, str] = {}
         self.history: list[Held] = []
         self.entries: list[Entry] = []
@@ -323,11 +325,17 @@ class CheckedQueue:
 
     def _hold_cap(self, entry: Entry) -> None:
         cap = self.config.cap_records
-        # What has expired does not fill a place; it may not have been swept yet.
+        if not cap:
+            return
+        # Who went before does not fill a place: burials that ended in the same turn are taken in first, and what was
+        # removed is still known here only because a crash might bring it back. What has expired is older than
+        # everything else: whether it is swept already makes no difference to who stays.
+        self._take_in_moves()
         live = sorted(
-            (job for job in self.jobs.values() if job.seq is not None), key=lambda job: job.seq or 0
+            (job for job in self.jobs.values() if job.seq is not None and job.leaving != "removed"),
+            key=lambda job: job.seq or 0,
         )
-        for job in live[: -cap or len(live)] if cap else []:
+        for job in live[:-cap]:
             self._remove(job, entry)
 
     def _remove(self, job: ModelJob, entry: Entry) -> None:
@@ -366,10 +374,17 @@ class CheckedQueue:
         entry = self._entry(call)
         if changes.get("leases_durable", durable) != durable:
             self.toggled = True
+        # Swept in front of the change. Under the new configuration nobody could tell any more why they are gone.
+        expired = [job for job in self.jobs.values() if job.seq is not None and self._has_expired(job)]
 
         def answered(answer: Answer) -> None:
-            if not self._failed(answer):
-                self._hold_cap(entry)
+            if self._failed(answer):
+                return
+            topic = self.driver.topic(QUEUE)
+            for job in expired:
+                if job.number in self.jobs and topic.next_live(job.seq or 0) != job.seq:
+                    self._remove(job, entry)
+            self._hold_cap(entry)
 
         self.follow(call, "answered", answered)
 
@@ -601,7 +616,10 @@ class CheckedQueue:
     # --- dead letters -----------------------------------------------------------------------------------
 
     def _dead_letters(self) -> list[int]:
-        return list(self.driver.peek(DEAD).values())
+        """Those that nobody has moved back. A letter may be there again after it was, if a crash loses its removal: as
+        with an ack, in a queue that does not sync, or before anybody was answered. Its job has a life of its own by
+        then, and may even die again, which makes a letter of its own: one per move. The old one only goes away."""
+        return [number for seq, number in self.driver.peek(DEAD).items() if seq not in self.sent_back]
 
     def _take_in_moves(self) -> None:
         """Burials that came to an end, one way or the other. Looks at the queue's own state."""
@@ -636,28 +654,35 @@ class CheckedQueue:
 
     def redrive(self, limit: int) -> None:
         self.settle()
-        letters = self._dead_letters()
-        if not self.predictable or any(number in self.jobs for number in letters):
+        if not self.predictable or any(number in self.jobs for number in self._dead_letters()):
             return  # a letter that is in both places is first seen through by its burial
-        chosen = letters[:limit] if limit else letters
+        chosen = list(self.driver.peek(DEAD).items())[: limit or None]
+        fresh = {number: seq for seq, number in chosen if seq not in self.sent_back}
         now_ms = self.now_ms
         call = self.submit(Op.REDRIVE, DEAD, {"from": DEAD, "limit": limit}, {"to": QUEUE})
         if call is None:
             return
         entry = self._entry()
-        self.moving_back = set(chosen)
-        for number in chosen:
+        self.moving_back = fresh
+        for number in fresh:
             # Its tag goes with it; what its writer asked of the queue does not.
             job = ModelJob(number, now_ms, 0, None, self.tags[number], 0)
             job.steps.append((entry, lambda _: Stored()))
             self.jobs[number] = job
 
         def answered(answer: Answer) -> None:
+            self.moving_back = {}
+            if 0 < self.config.cap_records < len(fresh):
+                # More at once than the queue may hold: it takes none of them, and they stay where they are.
+                check(answer.status == 503, "redriven beyond the cap", answer, chosen)
+                for number in fresh:
+                    del self.jobs[number]
+                return
             check(answer.ok and answer.json["moved"] == len(chosen), "redriven", answer, chosen)
-            self.dead -= set(chosen)
-            self.moving_back = set()
+            self.dead -= fresh.keys()
+            self._note_sent_back([seq for seq, _ in chosen], call)
             seqs = {number: seq for seq, number in self.driver.peek(QUEUE).items()}
-            for number in chosen:
+            for number in fresh:
                 job = self.jobs[number]
                 check(number in seqs, "redriven to nowhere", number)
                 job.seq = seqs[number]
@@ -666,10 +691,32 @@ class CheckedQueue:
 
         self.follow(call, "answered", answered)
 
+    def _note_sent_back(self, seqs: Iterable[int], call: Call) -> None:
+        entry = self._entry(call)
+        entry.synced = self.config.durability == "fsync"
+        for seq in seqs:
+            self.sent_back[seq] = entry
+            self.stale.discard(seq)
+
+    def _judge_sent_back(self, *, power_lost: bool) -> None:
+        there = self.driver.peek(DEAD)
+        for seq, entry in self.sent_back.items():
+            sure = entry.synced or (entry.written and not power_lost)
+            if seq in there:
+                check(seq in self.stale or not sure, "a letter that was moved back is there again", seq)
+                self.stale.add(seq)
+            else:
+                self.stale.discard(seq)
+                entry.synced = True
+
     # --- looking at everything --------------------------------------------------------------------------
 
     def check_everything(self) -> None:
+        was_faulty = self.faulty
         if self.driver.engine.commits.read_only is None:
+            self.guard(lambda: self.driver.counts(QUEUE))
+        if was_faulty and not self.faulty:
+            # What failed may have been the frame of this very sweep: it is tried again by whoever looks next.
             self.guard(lambda: self.driver.counts(QUEUE))
         self.take_answers()
         self._take_in_expiry()
@@ -681,6 +728,8 @@ class CheckedQueue:
         check(not self.done & records.keys(), "an acked job is there", self.done & records.keys())
         letters = self._dead_letters()
         check(len(letters) == len(set(letters)), "a letter twice", letters)
+        back = self.driver.peek(DEAD).keys() & self.sent_back.keys()
+        check(back == self.stale, "a letter that was moved back is there again", back, self.stale)
         check(self.dead <= set(letters), "a dead job is nowhere", self.dead, letters)
         for job in list(self.jobs.values()):
             if self._is_gone(job):
@@ -735,11 +784,12 @@ class CheckedQueue:
         self.driver.check_queue(QUEUE)
         found = self.driver.peek(QUEUE)
         records = {number: seq for seq, number in found.items()}
+        self._judge_sent_back(power_lost=power_lost)
         letters = self._dead_letters()
         check(len(records) == len(found), "a job is there twice", found)
         check(len(letters) == len(set(letters)), "a letter twice", letters)
         check(records.keys() <= self.jobs.keys(), "acked, deleted or never written", records, self.done)
-        check(self.dead - self.moving_back <= set(letters), "a dead job is nowhere", self.dead, letters)
+        check(self.dead - self.moving_back.keys() <= set(letters), "a dead job is nowhere", self.dead, letters)
         for number in self.moving_back:
             check(number in letters or number in records, "a letter was lost on its way back", number)
         self._capped = set()
@@ -752,18 +802,27 @@ class CheckedQueue:
             self._judge(job, records, letters, power_lost=power_lost)
         self.dead = {number for number in letters if number not in self.jobs}
         self.faulty = False
-        if self.moving_back & set(letters) & records.keys():
-            self._repeat_redrive(len(self.moving_back))
-        self.moving_back = set()
+        if self.moving_back.keys() & set(letters) & records.keys():
+            self._repeat_redrive()
+        else:
+            for number, seq in self.moving_back.items():
+                if number not in letters:
+                    self.sent_back[seq] = Entry(synced=True)
+        self.moving_back = {}
         self.check_everything()
 
-    def _repeat_redrive(self, limit: int) -> None:
+    def _repeat_redrive(self) -> None:
         """Who was not answered asks again: the letters go, and their jobs are not doubled."""
         before = self.driver.peek(QUEUE)
-        answer = self.driver.redrive(DEAD, QUEUE, limit=limit)
-        check(answer.ok and answer.json["moved"] == limit, "a redrive that was repeated", answer, limit)
+        chosen = [seq for seq in self.driver.peek(DEAD) if seq <= max(self.moving_back.values())]
+        call = self.driver.start_redrive(DEAD, QUEUE, limit=len(chosen))
+        self.driver.finish(call)
+        answer = call.answer
+        assert answer is not None
+        check(answer.ok and answer.json["moved"] == len(chosen), "a redrive that was repeated", answer, chosen)
         check(self.driver.peek(QUEUE) == before, "a redrive that was repeated doubled jobs", before)
-        check(not self.moving_back & set(self._dead_letters()), "letters that were moved are still there")
+        check(not self.driver.peek(DEAD).keys() & set(chosen), "letters that were moved are still there")
+        self._note_sent_back(chosen, call)
 
     def take_answers_of_the_dead(self) -> None:
         """Answers that were given in the last moment count; nobody looks at the process any more."""
