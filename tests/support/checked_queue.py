@@ -261,6 +261,7 @@ class CheckedQueue:
 
     def take_answers(self) -> None:
         """What is known of jobs that others decide about, first; then whom waiting claims gave them to."""
+        self._undo_failed()
         for waiting_claims in (False, True):
             for each in list(self.open):
                 if each.waiting_claim is waiting_claims and each.call.answer is not None:
@@ -268,6 +269,15 @@ class CheckedQueue:
                     each.on_answer(each.call.answer)
             self._take_in_moves()
         self._let_go()
+
+    def _undo_failed(self) -> None:
+        """What failed together is undone from the last to the first, as the shard does it: each remembers how it found
+        things, and that may be the work of one that failed with it."""
+        for each in reversed(self.open.copy()):
+            answer = each.call.answer
+            if answer is not None and not answer.ok:
+                self.open.remove(each)
+                each.on_answer(answer)
 
     def _failed(self, answer: Answer) -> bool:
         if answer.ok:
@@ -327,16 +337,21 @@ class CheckedQueue:
         cap = self.config.cap_records
         if not cap:
             return
-        # Who went before does not fill a place: burials that ended in the same turn are taken in first, and what was
-        # removed is still known here only because a crash might bring it back. What has expired is older than
-        # everything else: whether it is swept already makes no difference to who stays.
+        # Who went before does not fill a place: what was removed is still known here only because a crash might bring
+        # it back. What has expired is older than everything else: whether it is swept already makes no difference to
+        # who stays. Of burials that ended in the same turn nobody says whether that was before or after: the queue
+        # shows it, for those jobs that would have had to make room for them.
+        filling = self._filling()
         self._take_in_moves()
-        live = sorted(
-            (job for job in self.jobs.values() if job.seq is not None and job.leaving != "removed"),
-            key=lambda job: job.seq or 0,
-        )
-        for job in live[:-cap]:
-            self._remove(job, entry)
+        topic, left = self.driver.topic(QUEUE), self._filling()
+        for job in left:
+            if job in left[:-cap] or (job in filling[:-cap] and topic.next_live(job.seq or 0) != job.seq):
+                self._remove(job, entry)
+
+    def _filling(self) -> list[ModelJob]:
+        """Jobs that count for the cap, oldest first."""
+        found = (job for job in self.jobs.values() if job.seq is not None and job.leaving != "removed")
+        return sorted(found, key=lambda job: job.seq or 0)
 
     def _remove(self, job: ModelJob, entry: Entry) -> None:
         """Deleted or evicted: may be back only if the frame that says so is lost."""
@@ -348,6 +363,7 @@ class CheckedQueue:
         call = self.submit(Op.DELETE_RECORDS, QUEUE, body)
         if call is None:
             return
+        self._undo_failed()  # the delete lets what was staged before go first, and that may have failed
         entry = self._entry(call)
         chosen = [
             job
@@ -522,12 +538,6 @@ class CheckedQueue:
         held = list({each.seq: each for each in held if each.node == node}.values())
         now_ms = self.now_ms
         exact = not self.faulty
-        allowed = []
-        for each in held:
-            job = self.by_seq(each.seq)
-            token = each.token if fenced else None
-            if job is not None and not self._is_gone(job) and job.holds(node, token, now_ms):
-                allowed.append(job)
         shown = [{"$seq": each.seq, "lease_id": each.token} for each in held]
         fields = (
             {"delay_ms": delay_ms} if op == Op.NACK else {"lease_ms": lease_ms} if op == Op.EXTEND else {}
@@ -539,6 +549,18 @@ class CheckedQueue:
             check(self.faulty, "refused although the disk is well", call.answer)
             self.take_answers()
             return
+        self._undo_failed()  # it may have let go first what was staged before, and that may have failed
+        topic = self.driver.topic(QUEUE)
+        allowed = []
+        for each in held:
+            job = self.by_seq(each.seq)
+            token = each.token if fenced else None
+            if job is None or job.leaving == "removed" or not job.holds(node, token, now_ms):
+                continue
+            # Expired, and still there while the frame that says so waits for its sync, or if the log refused it:
+            # until it is gone, its holder decides about it.
+            if not self._has_expired(job) or topic.next_live(each.seq) == each.seq:
+                allowed.append(job)
         logged = op == Op.ACK or self.config.leases_durable or (op == Op.NACK and delay_ms)
         entry = self._entry(call) if logged and allowed else None
         due_ms = now_ms + delay_ms if delay_ms else 0
@@ -641,6 +663,9 @@ class CheckedQueue:
             kept = queue.jobs.get(job.seq)
             if kept is not None and kept.state is JobState.LEAVING and job.deliveries:
                 job.leaving = "bury"  # somebody who waited has set that off, or gets it; the end will show it
+            if self.faulty and kept is not None and kept.state in (JobState.READY, JobState.BLOCKED):
+                # It was no burial but a claim of durable leases, and the log refused those.
+                job.leaving = ""
             if kept is None or kept.state is not JobState.DELAYED or kept.due_ms <= self.now_ms:
                 continue
             if job.leaving == "bury" or (not self.predictable and job.state(self.now_ms) == "ready"):
