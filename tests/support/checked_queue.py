@@ -80,6 +80,7 @@ class ModelJob:
     lease: Lease | None = None
     deliveries: int = 0
     leaving: str = ""  # why nobody can have it at the moment
+    dying: bool = False  # was removed while it was on its way to the dead letters
     retried: bool = False  # put back for a while by a move that failed; nobody wrote that down
     base: Stored | None = None
     steps: list[tuple[Entry, Step]] = field(default_factory=list)
@@ -151,9 +152,18 @@ class CheckedQueue:
         self.jobs: dict[int, ModelJob] = {}  # those that are, or may be, in the queue
         self.dead: set[int] = set()
         self.done: set[int] = set()
-        self.moving_back: dict[int, int] = {}  # redriven by a call that was not answered: number -> seq of the letter
-        self.sent_back: dict[int, Entry] = {}  # by seq, letters whose jobs are back in the queue: their removal
-        self.stale: set[int] = set()  # those of them that are there again, because a crash has lost the removal
+        self.dying: set[int] = (
+            set()
+        )  # those of them that expired or were deleted while they moved: a letter may come
+        self.moving_back: dict[
+            int, int
+        ] = {}  # redriven by a call that was not answered: number -> seq of the letter
+        self.sent_back: dict[
+            int, Entry
+        ] = {}  # by seq, letters whose jobs are back in the queue: their removal
+        self.stale: set[int] = (
+            set()
+        )  # those of them that are there again, because a crash has lost the removal
         self.tags: dict[int, str] = {}
         self.history: list[Held] = []
         self.entries: list[Entry] = []
@@ -356,6 +366,7 @@ class CheckedQueue:
     def _remove(self, job: ModelJob, entry: Entry) -> None:
         """Deleted or evicted: may be back only if the frame that says so is lost."""
         job.steps.append((entry, _gone))
+        job.dying = job.leaving == "bury"
         job.leaving = "removed"
 
     def delete(self, *, before: int | None = None, tag: str | None = None) -> None:
@@ -378,7 +389,7 @@ class CheckedQueue:
             if self._failed(answer):
                 for job in chosen:
                     job.forget(entry)
-                    job.leaving = kept[job.number]
+                    job.leaving, job.dying = kept[job.number], False
 
         self.follow(call, "answered", answered)
 
@@ -390,7 +401,8 @@ class CheckedQueue:
         entry = self._entry(call)
         if changes.get("leases_durable", durable) != durable:
             self.toggled = True
-        # Swept in front of the change. Under the new configuration nobody could tell any more why they are gone.
+        # Who was swept in front of the change is gone, and under the new configuration nobody could tell why. (Whom
+        # nobody had looked for is not swept, and lives on if the new TTL lets it.)
         expired = [job for job in self.jobs.values() if job.seq is not None and self._has_expired(job)]
 
         def answered(answer: Answer) -> None:
@@ -439,6 +451,8 @@ class CheckedQueue:
         """It never returns; unless a crash has left a copy with the dead letters, and somebody brings that back."""
         del self.jobs[job.number]
         (self.dead if job.number in self._dead_letters() else self.done).add(job.number)
+        if job.number in self.done and (job.dying or job.leaving == "bury"):
+            self.dying.add(job.number)
 
     def _has_expired(self, job: ModelJob) -> bool:
         ttl_ms = self.config.ttl_ms
@@ -645,6 +659,8 @@ class CheckedQueue:
 
     def _take_in_moves(self) -> None:
         """Burials that came to an end, one way or the other. Looks at the queue's own state."""
+        if self.dying:
+            self._take_in_late_letters()
         if not any(job.leaving == "bury" or job.deliveries for job in self.jobs.values()):
             return
         topic, queue = self.driver.topic(QUEUE), self.driver.queue(QUEUE)
@@ -670,6 +686,13 @@ class CheckedQueue:
                 continue
             if job.leaving == "bury" or (not self.predictable and job.state(self.now_ms) == "ready"):
                 job.leaving, job.due_ms, job.lease, job.retried = "", kept.due_ms, None, True
+
+    def _take_in_late_letters(self) -> None:
+        """A job that expired or was deleted on its way is gone from the queue, and arrives all the same."""
+        arrived = self.dying & set(self._dead_letters())
+        self.dying -= arrived
+        self.done -= arrived
+        self.dead |= arrived
 
     def _let_go(self) -> None:
         """Jobs whose removal can no longer be lost."""
@@ -810,11 +833,15 @@ class CheckedQueue:
         found = self.driver.peek(QUEUE)
         records = {number: seq for seq, number in found.items()}
         self._judge_sent_back(power_lost=power_lost)
+        self._take_in_late_letters()
+        self.dying = set()  # what has not arrived now never does
         letters = self._dead_letters()
         check(len(records) == len(found), "a job is there twice", found)
         check(len(letters) == len(set(letters)), "a letter twice", letters)
         check(records.keys() <= self.jobs.keys(), "acked, deleted or never written", records, self.done)
-        check(self.dead - self.moving_back.keys() <= set(letters), "a dead job is nowhere", self.dead, letters)
+        check(
+            self.dead - self.moving_back.keys() <= set(letters), "a dead job is nowhere", self.dead, letters
+        )
         for number in self.moving_back:
             check(number in letters or number in records, "a letter was lost on its way back", number)
         self._capped = set()
@@ -844,7 +871,9 @@ class CheckedQueue:
         self.driver.finish(call)
         answer = call.answer
         assert answer is not None
-        check(answer.ok and answer.json["moved"] == len(chosen), "a redrive that was repeated", answer, chosen)
+        check(
+            answer.ok and answer.json["moved"] == len(chosen), "a redrive that was repeated", answer, chosen
+        )
         check(self.driver.peek(QUEUE) == before, "a redrive that was repeated doubled jobs", before)
         check(not self.driver.peek(DEAD).keys() & set(chosen), "letters that were moved are still there")
         self._note_sent_back(chosen, call)
