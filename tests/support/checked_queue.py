@@ -640,13 +640,14 @@ class CheckedQueue:
 
     def cancel_one(self) -> None:
         """A client that waits for jobs goes away."""
-        for each in list(self.open):
+        for place, each in enumerate(list(self.open)):
             if each.waiting_claim and each.call.answer is None:
                 ids = [id_ for id_, call in self.driver._sink.calls.items() if call is each.call]
                 self.open.remove(each)
                 self.driver.submit(Op.CANCEL, "", None, {"id": ids[0]})
                 if each.call.answer is None:
-                    self.open.append(each)  # it has its jobs already, and they are being written down
+                    # It has its jobs already, and they are being written down: before those of whoever came later.
+                    self.open.insert(place, each)
                 return
 
     # --- dead letters -----------------------------------------------------------------------------------
