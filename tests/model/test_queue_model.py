@@ -24,6 +24,7 @@ from hypothesis.stateful import (
 )
 
 from shard_worker.core.lease_queue import Job, LeaseQueue
+from shard_worker.core.shard_state import ShardState
 from shard_worker.core.topic import Topic
 from shard_worker.moves import Moves
 from shard_worker.queue_ops import QueueOps
@@ -312,6 +313,28 @@ def dead_letters_are_removed_before_they_arrive(patch: pytest.MonkeyPatch) -> No
     patch.setattr(Moves, "_send", lambda self, topic, target, seqs, records, done: done(True))
 
 
+def letters_stay_when_they_are_moved_back(patch: pytest.MonkeyPatch) -> None:
+    remove = Moves._remove
+
+    def leave(self: Moves, topic: Topic, seqs: list[int], *, request: Any = None, **how: Any) -> None:
+        if request is None:
+            remove(self, topic, seqs, **how)
+        else:
+            request.sink.answer(request.id, 200, b'{"moved":%d' % len(seqs))
+
+    patch.setattr(Moves, "_remove", leave)
+
+
+def identities_of_moved_records_are_forgotten(patch: pytest.MonkeyPatch) -> None:
+    apply_extra = ShardState._apply_extra
+
+    def forget(self: ShardState, topic: Topic, *args: Any) -> None:
+        apply_extra(self, topic, *args)
+        topic.moved.clear()
+
+    patch.setattr(ShardState, "_apply_extra", forget)
+
+
 def seqs_in_holes_are_taken_for_jobs(patch: pytest.MonkeyPatch) -> None:
     def next_fresh(self: LeaseQueue, topic: Topic) -> int | None:
         seq = max(self._fresh_from, topic.live_from)
@@ -328,6 +351,8 @@ SABOTAGES: list[Patch] = [
     acks_do_not_wait_for_the_sync,
     groups_are_ignored,
     dead_letters_are_removed_before_they_arrive,
+    letters_stay_when_they_are_moved_back,
+    identities_of_moved_records_are_forgotten,
     seqs_in_holes_are_taken_for_jobs,
 ]
 

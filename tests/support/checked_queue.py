@@ -80,6 +80,7 @@ class ModelJob:
     lease: Lease | None = None
     deliveries: int = 0
     leaving: str = ""  # why nobody can have it at the moment
+    dying: bool = False  # was removed while it was on its way to the dead letters
     retried: bool = False  # put back for a while by a move that failed; nobody wrote that down
     base: Stored | None = None
     steps: list[tuple[Entry, Step]] = field(default_factory=list)
@@ -151,7 +152,18 @@ class CheckedQueue:
         self.jobs: dict[int, ModelJob] = {}  # those that are, or may be, in the queue
         self.dead: set[int] = set()
         self.done: set[int] = set()
-        self.moving_back: set[int] = set()  # redriven by a call that was not answered
+        self.dying: set[int] = (
+            set()
+        )  # those of them that expired or were deleted while they moved: a letter may come
+        self.moving_back: dict[
+            int, int
+        ] = {}  # redriven by a call that was not answered: number -> seq of the letter
+        self.sent_back: dict[
+            int, Entry
+        ] = {}  # by seq, letters whose jobs are back in the queue: their removal
+        self.stale: set[int] = (
+            set()
+        )  # those of them that are there again, because a crash has lost the removal
         self.tags: dict[int, str] = {}
         self.history: list[Held] = []
         self.entries: list[Entry] = []
@@ -259,6 +271,7 @@ class CheckedQueue:
 
     def take_answers(self) -> None:
         """What is known of jobs that others decide about, first; then whom waiting claims gave them to."""
+        self._undo_failed()
         for waiting_claims in (False, True):
             for each in list(self.open):
                 if each.waiting_claim is waiting_claims and each.call.answer is not None:
@@ -266,6 +279,15 @@ class CheckedQueue:
                     each.on_answer(each.call.answer)
             self._take_in_moves()
         self._let_go()
+
+    def _undo_failed(self) -> None:
+        """What failed together is undone from the last to the first, as the shard does it: each remembers how it found
+        things, and that may be the work of one that failed with it."""
+        for each in reversed(self.open.copy()):
+            answer = each.call.answer
+            if answer is not None and not answer.ok:
+                self.open.remove(each)
+                each.on_answer(answer)
 
     def _failed(self, answer: Answer) -> bool:
         if answer.ok:
@@ -323,16 +345,28 @@ class CheckedQueue:
 
     def _hold_cap(self, entry: Entry) -> None:
         cap = self.config.cap_records
-        # What has expired does not fill a place; it may not have been swept yet.
-        live = sorted(
-            (job for job in self.jobs.values() if job.seq is not None), key=lambda job: job.seq or 0
-        )
-        for job in live[: -cap or len(live)] if cap else []:
-            self._remove(job, entry)
+        if not cap:
+            return
+        # Who went before does not fill a place: what was removed is still known here only because a crash might bring
+        # it back. What has expired is older than everything else: whether it is swept already makes no difference to
+        # who stays. Of burials that ended in the same turn nobody says whether that was before or after: the queue
+        # shows it, for those jobs that would have had to make room for them.
+        filling = self._filling()
+        self._take_in_moves()
+        topic, left = self.driver.topic(QUEUE), self._filling()
+        for job in left:
+            if job in left[:-cap] or (job in filling[:-cap] and topic.next_live(job.seq or 0) != job.seq):
+                self._remove(job, entry)
+
+    def _filling(self) -> list[ModelJob]:
+        """Jobs that count for the cap, oldest first."""
+        found = (job for job in self.jobs.values() if job.seq is not None and job.leaving != "removed")
+        return sorted(found, key=lambda job: job.seq or 0)
 
     def _remove(self, job: ModelJob, entry: Entry) -> None:
         """Deleted or evicted: may be back only if the frame that says so is lost."""
         job.steps.append((entry, _gone))
+        job.dying = job.leaving == "bury"
         job.leaving = "removed"
 
     def delete(self, *, before: int | None = None, tag: str | None = None) -> None:
@@ -340,6 +374,7 @@ class CheckedQueue:
         call = self.submit(Op.DELETE_RECORDS, QUEUE, body)
         if call is None:
             return
+        self._undo_failed()  # the delete lets what was staged before go first, and that may have failed
         entry = self._entry(call)
         chosen = [
             job
@@ -354,7 +389,7 @@ class CheckedQueue:
             if self._failed(answer):
                 for job in chosen:
                     job.forget(entry)
-                    job.leaving = kept[job.number]
+                    job.leaving, job.dying = kept[job.number], False
 
         self.follow(call, "answered", answered)
 
@@ -366,10 +401,18 @@ class CheckedQueue:
         entry = self._entry(call)
         if changes.get("leases_durable", durable) != durable:
             self.toggled = True
+        # Who was swept in front of the change is gone, and under the new configuration nobody could tell why. (Whom
+        # nobody had looked for is not swept, and lives on if the new TTL lets it.)
+        expired = [job for job in self.jobs.values() if job.seq is not None and self._has_expired(job)]
 
         def answered(answer: Answer) -> None:
-            if not self._failed(answer):
-                self._hold_cap(entry)
+            if self._failed(answer):
+                return
+            topic = self.driver.topic(QUEUE)
+            for job in expired:
+                if job.number in self.jobs and topic.next_live(job.seq or 0) != job.seq:
+                    self._remove(job, entry)
+            self._hold_cap(entry)
 
         self.follow(call, "answered", answered)
 
@@ -408,6 +451,8 @@ class CheckedQueue:
         """It never returns; unless a crash has left a copy with the dead letters, and somebody brings that back."""
         del self.jobs[job.number]
         (self.dead if job.number in self._dead_letters() else self.done).add(job.number)
+        if job.number in self.done and (job.dying or job.leaving == "bury"):
+            self.dying.add(job.number)
 
     def _has_expired(self, job: ModelJob) -> bool:
         ttl_ms = self.config.ttl_ms
@@ -507,12 +552,6 @@ class CheckedQueue:
         held = list({each.seq: each for each in held if each.node == node}.values())
         now_ms = self.now_ms
         exact = not self.faulty
-        allowed = []
-        for each in held:
-            job = self.by_seq(each.seq)
-            token = each.token if fenced else None
-            if job is not None and not self._is_gone(job) and job.holds(node, token, now_ms):
-                allowed.append(job)
         shown = [{"$seq": each.seq, "lease_id": each.token} for each in held]
         fields = (
             {"delay_ms": delay_ms} if op == Op.NACK else {"lease_ms": lease_ms} if op == Op.EXTEND else {}
@@ -524,6 +563,18 @@ class CheckedQueue:
             check(self.faulty, "refused although the disk is well", call.answer)
             self.take_answers()
             return
+        self._undo_failed()  # it may have let go first what was staged before, and that may have failed
+        topic = self.driver.topic(QUEUE)
+        allowed = []
+        for each in held:
+            job = self.by_seq(each.seq)
+            token = each.token if fenced else None
+            if job is None or job.leaving == "removed" or not job.holds(node, token, now_ms):
+                continue
+            # Expired, and still there while the frame that says so waits for its sync, or if the log refused it:
+            # until it is gone, its holder decides about it.
+            if not self._has_expired(job) or topic.next_live(each.seq) == each.seq:
+                allowed.append(job)
         logged = op == Op.ACK or self.config.leases_durable or (op == Op.NACK and delay_ms)
         entry = self._entry(call) if logged and allowed else None
         due_ms = now_ms + delay_ms if delay_ms else 0
@@ -589,22 +640,28 @@ class CheckedQueue:
 
     def cancel_one(self) -> None:
         """A client that waits for jobs goes away."""
-        for each in list(self.open):
+        for place, each in enumerate(list(self.open)):
             if each.waiting_claim and each.call.answer is None:
                 ids = [id_ for id_, call in self.driver._sink.calls.items() if call is each.call]
                 self.open.remove(each)
                 self.driver.submit(Op.CANCEL, "", None, {"id": ids[0]})
                 if each.call.answer is None:
-                    self.open.append(each)  # it has its jobs already, and they are being written down
+                    # It has its jobs already, and they are being written down: before those of whoever came later.
+                    self.open.insert(place, each)
                 return
 
     # --- dead letters -----------------------------------------------------------------------------------
 
     def _dead_letters(self) -> list[int]:
-        return list(self.driver.peek(DEAD).values())
+        """Those that nobody has moved back. A letter may be there again after it was, if a crash loses its removal: as
+        with an ack, in a queue that does not sync, or before anybody was answered. Its job has a life of its own by
+        then, and may even die again, which makes a letter of its own: one per move. The old one only goes away."""
+        return [number for seq, number in self.driver.peek(DEAD).items() if seq not in self.sent_back]
 
     def _take_in_moves(self) -> None:
         """Burials that came to an end, one way or the other. Looks at the queue's own state."""
+        if self.dying:
+            self._take_in_late_letters()
         if not any(job.leaving == "bury" or job.deliveries for job in self.jobs.values()):
             return
         topic, queue = self.driver.topic(QUEUE), self.driver.queue(QUEUE)
@@ -623,10 +680,20 @@ class CheckedQueue:
             kept = queue.jobs.get(job.seq)
             if kept is not None and kept.state is JobState.LEAVING and job.deliveries:
                 job.leaving = "bury"  # somebody who waited has set that off, or gets it; the end will show it
+            if self.faulty and kept is not None and kept.state in (JobState.READY, JobState.BLOCKED):
+                # It was no burial but a claim of durable leases, and the log refused those.
+                job.leaving = ""
             if kept is None or kept.state is not JobState.DELAYED or kept.due_ms <= self.now_ms:
                 continue
             if job.leaving == "bury" or (not self.predictable and job.state(self.now_ms) == "ready"):
                 job.leaving, job.due_ms, job.lease, job.retried = "", kept.due_ms, None, True
+
+    def _take_in_late_letters(self) -> None:
+        """A job that expired or was deleted on its way is gone from the queue, and arrives all the same."""
+        arrived = self.dying & set(self._dead_letters())
+        self.dying -= arrived
+        self.done -= arrived
+        self.dead |= arrived
 
     def _let_go(self) -> None:
         """Jobs whose removal can no longer be lost."""
@@ -636,28 +703,35 @@ class CheckedQueue:
 
     def redrive(self, limit: int) -> None:
         self.settle()
-        letters = self._dead_letters()
-        if not self.predictable or any(number in self.jobs for number in letters):
+        if not self.predictable or any(number in self.jobs for number in self._dead_letters()):
             return  # a letter that is in both places is first seen through by its burial
-        chosen = letters[:limit] if limit else letters
+        chosen = list(self.driver.peek(DEAD).items())[: limit or None]
+        fresh = {number: seq for seq, number in chosen if seq not in self.sent_back}
         now_ms = self.now_ms
         call = self.submit(Op.REDRIVE, DEAD, {"from": DEAD, "limit": limit}, {"to": QUEUE})
         if call is None:
             return
         entry = self._entry()
-        self.moving_back = set(chosen)
-        for number in chosen:
+        self.moving_back = fresh
+        for number in fresh:
             # Its tag goes with it; what its writer asked of the queue does not.
             job = ModelJob(number, now_ms, 0, None, self.tags[number], 0)
             job.steps.append((entry, lambda _: Stored()))
             self.jobs[number] = job
 
         def answered(answer: Answer) -> None:
+            self.moving_back = {}
+            if 0 < self.config.cap_records < len(fresh):
+                # More at once than the queue may hold: it takes none of them, and they stay where they are.
+                check(answer.status == 503, "redriven beyond the cap", answer, chosen)
+                for number in fresh:
+                    del self.jobs[number]
+                return
             check(answer.ok and answer.json["moved"] == len(chosen), "redriven", answer, chosen)
-            self.dead -= set(chosen)
-            self.moving_back = set()
+            self.dead -= fresh.keys()
+            self._note_sent_back([seq for seq, _ in chosen], call)
             seqs = {number: seq for seq, number in self.driver.peek(QUEUE).items()}
-            for number in chosen:
+            for number in fresh:
                 job = self.jobs[number]
                 check(number in seqs, "redriven to nowhere", number)
                 job.seq = seqs[number]
@@ -666,10 +740,32 @@ class CheckedQueue:
 
         self.follow(call, "answered", answered)
 
+    def _note_sent_back(self, seqs: Iterable[int], call: Call) -> None:
+        entry = self._entry(call)
+        entry.synced = self.config.durability == "fsync"
+        for seq in seqs:
+            self.sent_back[seq] = entry
+            self.stale.discard(seq)
+
+    def _judge_sent_back(self, *, power_lost: bool) -> None:
+        there = self.driver.peek(DEAD)
+        for seq, entry in self.sent_back.items():
+            sure = entry.synced or (entry.written and not power_lost)
+            if seq in there:
+                check(seq in self.stale or not sure, "a letter that was moved back is there again", seq)
+                self.stale.add(seq)
+            else:
+                self.stale.discard(seq)
+                entry.synced = True
+
     # --- looking at everything --------------------------------------------------------------------------
 
     def check_everything(self) -> None:
+        was_faulty = self.faulty
         if self.driver.engine.commits.read_only is None:
+            self.guard(lambda: self.driver.counts(QUEUE))
+        if was_faulty and not self.faulty:
+            # What failed may have been the frame of this very sweep: it is tried again by whoever looks next.
             self.guard(lambda: self.driver.counts(QUEUE))
         self.take_answers()
         self._take_in_expiry()
@@ -681,6 +777,8 @@ class CheckedQueue:
         check(not self.done & records.keys(), "an acked job is there", self.done & records.keys())
         letters = self._dead_letters()
         check(len(letters) == len(set(letters)), "a letter twice", letters)
+        back = self.driver.peek(DEAD).keys() & self.sent_back.keys()
+        check(back == self.stale, "a letter that was moved back is there again", back, self.stale)
         check(self.dead <= set(letters), "a dead job is nowhere", self.dead, letters)
         for job in list(self.jobs.values()):
             if self._is_gone(job):
@@ -735,11 +833,16 @@ class CheckedQueue:
         self.driver.check_queue(QUEUE)
         found = self.driver.peek(QUEUE)
         records = {number: seq for seq, number in found.items()}
+        self._judge_sent_back(power_lost=power_lost)
+        self._take_in_late_letters()
+        self.dying = set()  # what has not arrived now never does
         letters = self._dead_letters()
         check(len(records) == len(found), "a job is there twice", found)
         check(len(letters) == len(set(letters)), "a letter twice", letters)
         check(records.keys() <= self.jobs.keys(), "acked, deleted or never written", records, self.done)
-        check(self.dead - self.moving_back <= set(letters), "a dead job is nowhere", self.dead, letters)
+        check(
+            self.dead - self.moving_back.keys() <= set(letters), "a dead job is nowhere", self.dead, letters
+        )
         for number in self.moving_back:
             check(number in letters or number in records, "a letter was lost on its way back", number)
         self._capped = set()
@@ -752,18 +855,29 @@ class CheckedQueue:
             self._judge(job, records, letters, power_lost=power_lost)
         self.dead = {number for number in letters if number not in self.jobs}
         self.faulty = False
-        if self.moving_back & set(letters) & records.keys():
-            self._repeat_redrive(len(self.moving_back))
-        self.moving_back = set()
+        if self.moving_back.keys() & set(letters) & records.keys():
+            self._repeat_redrive()
+        else:
+            for number, seq in self.moving_back.items():
+                if number not in letters:
+                    self.sent_back[seq] = Entry(synced=True)
+        self.moving_back = {}
         self.check_everything()
 
-    def _repeat_redrive(self, limit: int) -> None:
+    def _repeat_redrive(self) -> None:
         """Who was not answered asks again: the letters go, and their jobs are not doubled."""
         before = self.driver.peek(QUEUE)
-        answer = self.driver.redrive(DEAD, QUEUE, limit=limit)
-        check(answer.ok and answer.json["moved"] == limit, "a redrive that was repeated", answer, limit)
+        chosen = [seq for seq in self.driver.peek(DEAD) if seq <= max(self.moving_back.values())]
+        call = self.driver.start_redrive(DEAD, QUEUE, limit=len(chosen))
+        self.driver.finish(call)
+        answer = call.answer
+        assert answer is not None
+        check(
+            answer.ok and answer.json["moved"] == len(chosen), "a redrive that was repeated", answer, chosen
+        )
         check(self.driver.peek(QUEUE) == before, "a redrive that was repeated doubled jobs", before)
-        check(not self.moving_back & set(self._dead_letters()), "letters that were moved are still there")
+        check(not self.driver.peek(DEAD).keys() & set(chosen), "letters that were moved are still there")
+        self._note_sent_back(chosen, call)
 
     def take_answers_of_the_dead(self) -> None:
         """Answers that were given in the last moment count; nobody looks at the process any more."""
