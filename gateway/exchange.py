@@ -7,48 +7,81 @@ its own protocol. Nothing behind this line knows whether it serves HTTP/1.1, HTT
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
-
-import msgspec
+from typing import Final, Protocol
 
 
-class Extent(msgspec.Struct, frozen=True):
+class Extent:
     """Bytes of an open file; the descriptor stays valid until the response is sent or dropped."""
 
-    fd: int
-    offset: int
-    length: int
+    __slots__ = ("fd", "length", "offset")
+
+    def __init__(self, fd: int, offset: int, length: int) -> None:
+        self.fd = fd
+        self.offset = offset
+        self.length = length
+
+    def __repr__(self) -> str:
+        return f"Extent({self.fd}, {self.offset}, {self.length})"
 
 
-class FileTooShort(OSError):
-    """A file ended inside an extent. The promised length cannot be kept: the connection must end."""
+JSON: Final = "application/json"
 
 
-class Response(msgspec.Struct):
+class Response:
     """A complete answer. The body is `body`, then all extents, then `tail`.
 
     `headers` leaves out Content-Length, Date, Connection and Transfer-Encoding: those belong to the lane.
+    `release` is called once when the extents are sent or dropped.
     """
 
-    status: int
-    body: bytes = b""
-    content_type: str = "application/json"
-    headers: Sequence[tuple[str, str]] = ()
-    extents: Sequence[Extent] = ()
-    tail: bytes = b""
-    release: Callable[[], None] | None = None  # called once when the extents are sent or dropped
+    __slots__ = ("body", "content_type", "extents", "headers", "release", "status", "tail")
+
+    def __init__(
+        self,
+        status: int,
+        body: bytes = b"",
+        content_type: str = JSON,
+        headers: Sequence[tuple[str, str]] = (),
+        extents: Sequence[Extent] = (),
+        tail: bytes = b"",
+        release: Callable[[], None] | None = None,
+    ) -> None:
+        self.status = status
+        self.body = body
+        self.content_type = content_type
+        self.headers = headers
+        self.extents = extents
+        self.tail = tail
+        self.release = release
+
+    def __repr__(self) -> str:
+        return f"<Response {self.status} {self.content_type} {self.content_length()} bytes>"
+
+    @property
+    def only_body(self) -> bool:
+        """Is there nothing to it but a status, a type and a body?"""
+        return not (self.headers or self.extents or self.tail) and self.release is None
 
     def content_length(self) -> int:
         return len(self.body) + sum(e.length for e in self.extents) + len(self.tail)
 
 
-class StreamHead(msgspec.Struct, frozen=True):
+class StreamHead:
     """The start of an open-ended answer; `headers` as in `Response`."""
 
-    status: int = 200
-    content_type: str = "text/event-stream; charset=utf-8"
-    headers: Sequence[tuple[str, str]] = ()
+    __slots__ = ("content_type", "headers", "status")
+
+    def __init__(
+        self,
+        status: int = 200,
+        content_type: str = "text/event-stream; charset=utf-8",
+        headers: Sequence[tuple[str, str]] = (),
+    ) -> None:
+        self.status = status
+        self.content_type = content_type
+        self.headers = headers
 
 
 class Frame:
@@ -90,24 +123,66 @@ class Stream(Protocol):
         """Call `callback` once when the client vanishes before `end`; at once if it has already."""
 
 
-class Exchange(Protocol):
-    """One request, complete (headers and body read, transfer coding removed, limits checked)."""
+class Exchange(ABC):
+    """One request, complete (headers and body read, transfer coding removed, limits checked).
 
-    method: str  # upper case; a HEAD request arrives as GET and the lane drops the body
-    path: str  # raw, still percent-encoded, without the query
-    query: str  # raw, without "?"; empty if there is none
-    headers: Mapping[str, str]  # lower-case names; repeated ones joined by ", "; read-only, shared
-    body: bytes  # as sent: Content-Encoding is the API's business
-    extents_allowed: bool  # may the response carry extents
-    started: float  # time.perf_counter() when its first byte was read
-    peer: str  # for logs
-    gone: bool  # set by the lane when the client has vanished: the answer will be dropped
-    half_closed: bool  # the client sends no more. It may still read, or be gone: hand it no lease late
+    A class and no Protocol: the API looks at a dozen of these fields per request, and compiled code finds them at
+    fixed places in a class only.
+    """
 
+    __slots__ = (
+        "body",
+        "extents_allowed",
+        "gone",
+        "half_closed",
+        "headers",
+        "method",
+        "path",
+        "peer",
+        "query",
+        "started",
+    )
+
+    def __init__(
+        self,
+        method: str,
+        path: str,
+        query: str,
+        headers: Mapping[str, str],
+        *,
+        body: bytes,
+        started: float,
+        peer: str,
+        extents_allowed: bool,
+    ) -> None:
+        self.method = method  # upper case; a HEAD request arrives as GET and the lane drops the body
+        self.path = path  # raw, still percent-encoded, without the query
+        self.query = query  # raw, without "?"; empty if there is none
+        self.headers = headers  # lower-case names; repeated ones joined by ", "; read-only, shared
+        self.body = body  # as sent: Content-Encoding is the API's business
+        self.extents_allowed = extents_allowed  # may the response carry extents
+        self.started = started  # time.perf_counter() when its first byte was read
+        self.peer = peer  # for logs
+        self.gone = False  # set by the lane when the client has vanished: the answer will be dropped
+        self.half_closed = (
+            False  # the client sends no more. It may still read, or be gone: hand it no lease late
+        )
+
+    @property
+    @abstractmethod
+    def answered(self) -> bool:
+        """Is there nothing more to answer?"""
+
+    @abstractmethod
     def respond(self, response: Response) -> None: ...
+
+    @abstractmethod
     def respond_stream(self, head: StreamHead) -> Stream: ...
+
+    @abstractmethod
     def on_gone(self, callback: Callable[[], None]) -> None:
         """Call `callback` once if the client vanishes before the response was given."""
 
+    @abstractmethod
     def on_half_closed(self, callback: Callable[[], None]) -> None:
         """Call `callback` once if the client stops sending before the response was given; at once if it has."""

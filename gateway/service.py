@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -16,7 +15,7 @@ from gateway.core import gzip_codec
 from gateway.core.auth import Access, Gatekeeper, check_name
 from gateway.core.caps import InflightPerKey, TotalCaps
 from gateway.core.http_errors import error_response, passed_on_error, unexpected_error_response
-from gateway.core.router import Query, Route, Router, parse_query, text_parameter
+from gateway.core.router import Query, Route, Router, Target, parse_query, text_parameter
 from gateway.exchange import Exchange, Response, Stream, StreamHead
 from gateway.io.shard_link import LeasedFiles, LinkListener, OnReply, Reply
 from gateway.request_log import RequestLog
@@ -25,7 +24,6 @@ from gateway.watch_hub import WatchHub
 from gateway.work_streams import WorkStreams
 from shared.api_keys import ApiKey, KeyRing
 from shared.errors import InvalidRequest, ShuttingDown, TopicsError, UnsupportedMediaType
-from shared.names import valid_topic_name
 from shared.settings import Settings
 from shared.wire import Answer, Options, Timings
 
@@ -88,13 +86,14 @@ Handler = Callable[["Call"], None]
 
 
 class Call:
-    __slots__ = ("_entered", "_query", "answered", "api", "exchange", "key", "name", "route")
+    __slots__ = ("_entered", "_query", "_refused", "answered", "api", "exchange", "key", "name", "route")
 
-    def __init__(self, api: Api, exchange: Exchange, route: Route[Handler], name: str) -> None:
+    def __init__(self, api: Api, exchange: Exchange, target: Target[Handler]) -> None:
         self.api = api
         self.exchange = exchange
-        self.route = route
-        self.name = name  # the topic in the path, decoded and valid once the handler runs
+        self.route = target.route
+        self.name = target.name  # the topic in the path, decoded and valid once the handler runs
+        self._refused = target.refused
         self.key: ApiKey | None = None  # None: auth is off, or the route needs none
         self.answered = False
         self._entered = False
@@ -132,9 +131,9 @@ class Call:
         self.key = api.gatekeeper.admit(self.route.access, self.exchange.headers, token)
         api.inflight.enter(self.key)
         self._entered = True
-        if self.route.named and not self.route.opaque:
-            if not valid_topic_name(self.name):
-                raise InvalidRequest("the path does not hold a valid topic name")
+        if self._refused:
+            raise InvalidRequest("the path does not hold a valid topic name")
+        if self.key is not None and self.route.named and not self.route.opaque:
             check_name(self.key, self.name)
 
     # --- the answer -----------------------------------------------------------------------------------
@@ -195,7 +194,7 @@ class Call:
     def respond(self, response: Response) -> None:
         self._leave(response.status)
         took_s = time.perf_counter() - self.exchange.started
-        if response.status >= 500 or took_s >= self.api.request_log.slow_s:
+        if response.status >= 500 or took_s >= self.api.slow_s:
             self._note(response, took_s)
         self.exchange.respond(response)
 
@@ -216,7 +215,7 @@ class Call:
         api = self.api
         if self._entered:
             api.inflight.leave(self.key)
-        api.requests[(self.route, status)] += 1
+        api.count(self.route, status)
 
 
 _MS_KEYS = ("wal_append_ms", "fsync_ms", "throttle_wait_ms")
@@ -253,8 +252,9 @@ class Api:
         self.inflight = InflightPerKey(settings.max_inflight_per_key)
         self.caps = TotalCaps(max_topics=settings.max_topics, max_total_bytes=settings.max_total_bytes)
         self.request_log = RequestLog(settings.slow_request_ms)
+        self.slow_s = self.request_log.slow_s
         self.connections: Callable[[], int] = lambda: 0  # open ones, of both lanes; told by the process
-        self.requests: Counter[tuple[Route[Handler] | None, int]] = Counter()
+        self.requests: dict[Route[Handler] | None, dict[int, int]] = {}  # answered, by route and status
         self.work = WorkStreams(shards)
         self.router_changes = RouterChanges(shards, max_routers=settings.max_routers)
         self.draining = False
@@ -267,21 +267,27 @@ class Api:
 
     def handle(self, exchange: Exchange) -> None:
         try:
-            route, name = self.router.resolve(exchange.method, exchange.path)
+            target = self.router.resolve(exchange.method, exchange.path)
         except TopicsError as err:
-            self.requests[(None, err.status_hint)] += 1
+            self.count(None, err.status_hint)
             exchange.respond(error_response(err))
             return
-        call = Call(self, exchange, route, name)
+        call = Call(self, exchange, target)
         try:
-            if self.draining and route.access is not Access.PROBE:
+            if self.draining and target.route.access is not Access.PROBE:
                 raise ShuttingDown()
             call.admit()
-            route.handler(call)
+            target.route.handler(call)
         except TopicsError as err:
             call.fail(err)
         except Exception:
             call.crash()
+
+    def count(self, route: Route[Handler] | None, status: int) -> None:
+        counts = self.requests.get(route)
+        if counts is None:
+            counts = self.requests[route] = {}
+        counts[status] = counts.get(status, 0) + 1
 
     def timings_json(self, timings: Timings) -> bytes:
         """Answers of one turn share their timings: these are put into words once."""

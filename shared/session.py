@@ -180,6 +180,11 @@ class LinkState(Enum):
     CLOSED = "closed"
 
 
+# As names of this module: in Python 3.11 an enum's class runs a function for each look at a member.
+_OPEN: Final = LinkState.OPEN
+_HELLO: Final = LinkState.HELLO
+
+
 class ClientSession(Generic[_W]):
     """The connecting side. `_W` is whatever the owner wants back when a request is settled."""
 
@@ -230,7 +235,7 @@ class ClientSession(Generic[_W]):
 
     def submit(self, op: int, topic: str, body: bytes, options: Options | None, waiter: _W) -> int:
         """Take a request; it leaves with a flush as soon as there is a credit. Ask `has_room` first."""
-        assert self.state is LinkState.OPEN, "the owner refuses requests while a link is not open"
+        assert self.state is _OPEN, "the owner refuses requests while a link is not open"
         id_ = self._next_id
         self._next_id = id_ + 1
         self.unsent_bytes += len(body)
@@ -285,7 +290,7 @@ class ClientSession(Generic[_W]):
         """Messages that `data` completes. The owner settles the id of each answer."""
         messages: list[ServerMessage] = []
         for payload in self._splitter.feed(data):
-            if self.state is LinkState.HELLO:
+            if self.state is _HELLO:
                 self._open(payload)
             else:
                 messages += decode_answers(payload)
@@ -359,7 +364,7 @@ class ServerSession:
         for payload in self._splitter.feed(data):
             if self.client is None:
                 self.client = decode_client_hello(payload)
-            elif self.state is LinkState.HELLO:
+            elif self.state is _HELLO:
                 # Without our hello the client cannot know how many requests it may send.
                 raise LinkError("a request before the hello was answered")
             else:
@@ -406,7 +411,7 @@ class ServerSession:
         """The frame of this turn's answers and notices; their requests are no longer in flight."""
         for message in messages:
             if type(message) is Answer:
-                id_ = message[0]
+                id_ = message.id
                 if id_ in self._in_flight:
                     self._in_flight.remove(id_)
                 else:

@@ -80,12 +80,27 @@ Options = Mapping[str, object]
 Timings = Mapping[str, float]
 
 
-class Request(NamedTuple):
-    id: int
-    op: int
-    topic: str
-    body: bytes
-    options: Options | None = None
+class Request:
+    """With `Answer` the one message that is made for every call: a plain class, because a NamedTuple is put together
+    by interpreted code however the module is compiled."""
+
+    __slots__ = ("body", "id", "op", "options", "topic")
+
+    def __init__(self, id: int, op: int, topic: str, body: bytes, options: Options | None = None) -> None:
+        self.id = id
+        self.op = op
+        self.topic = topic
+        self.body = body
+        self.options = options
+
+    def _fields(self) -> tuple[object, ...]:
+        return self.id, self.op, self.topic, self.body, self.options
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Request) and self._fields() == other._fields()
+
+    def __repr__(self) -> str:
+        return f"Request{self._fields()!r}"
 
 
 class FileExtent(NamedTuple):
@@ -94,13 +109,33 @@ class FileExtent(NamedTuple):
     length: int
 
 
-class Answer(NamedTuple):
-    id: int
-    status: int
-    body: bytes
-    timings: Timings | None = None
-    extents: Sequence[FileExtent] | None = None
-    tail: bytes | None = None
+class Answer:
+    __slots__ = ("body", "extents", "id", "status", "tail", "timings")
+
+    def __init__(
+        self,
+        id: int,
+        status: int,
+        body: bytes,
+        timings: Timings | None = None,
+        extents: Sequence[FileExtent] | None = None,
+        tail: bytes | None = None,
+    ) -> None:
+        self.id = id
+        self.status = status
+        self.body = body
+        self.timings = timings
+        self.extents = extents
+        self.tail = tail
+
+    def _fields(self) -> tuple[object, ...]:
+        return self.id, self.status, self.body, self.timings, self.extents, self.tail
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Answer) and self._fields() == other._fields()
+
+    def __repr__(self) -> str:
+        return f"Answer{self._fields()!r}"
 
 
 class FileOpened(NamedTuple):
@@ -175,12 +210,13 @@ def encode_requests(requests: Sequence[Request]) -> bytes:
     add = parts.append
     known_options: Options | None = None
     known_bytes = b"\xf6"
-    for id_, op, topic, body, options in requests:
+    for request in requests:
+        options, body = request.options, request.body
         if options is not known_options:
             known_options = options
             known_bytes = b"\xf6" if options is None else cbor2.dumps(options)
-        name = topic.encode()
-        add(_request_head(0x85, 0x1B, id_, 0x18, op, 0x78, len(name)))
+        name = request.topic.encode()
+        add(_request_head(0x85, 0x1B, request.id, 0x18, request.op, 0x78, len(name)))
         add(name)
         add(_bytes_head(0x5A, len(body)))
         add(body)
@@ -232,8 +268,12 @@ def encode_answers(messages: Sequence[ServerMessage]) -> bytes:
         if type(message) is not Answer:
             add(_encode_notice(cast(Notice, message)))
             continue
-        id_, status, body, timings, extents, tail = message
-        add(_answer_head(0x84 if extents is None else 0x86, 0x1B, id_, 0x19, status, 0x5A, len(body)))
+        body, timings, extents = message.body, message.timings, message.extents
+        add(
+            _answer_head(
+                0x84 if extents is None else 0x86, 0x1B, message.id, 0x19, message.status, 0x5A, len(body)
+            )
+        )
         add(body)
         if timings is None:
             add(_NULL)
@@ -243,7 +283,7 @@ def encode_answers(messages: Sequence[ServerMessage]) -> bytes:
             told = timings
             add(_encode_timings(timings))
         if extents is not None:
-            tail = tail or b""
+            tail = message.tail or b""
             add(_bytes_head(0x9A, len(extents)))
             parts.extend([_extent(0x83, 0x1B, e[0], 0x1B, e[1], 0x1B, e[2]) for e in extents])
             add(_bytes_head(0x5A, len(tail)))

@@ -42,16 +42,18 @@ _NEEDED: dict[Access, frozenset[Scope]] = {
 class Gatekeeper:
     def __init__(self, ring: KeyRing, *, probe_auth: bool) -> None:
         self._ring = ring
+        self._open = len(ring) == 0
         self._probe_auth = probe_auth
 
     def replace_keys(self, ring: KeyRing) -> None:
         """Keys were read again. An empty ring would open every door, so it is refused."""
         assert len(ring) > 0 or len(self._ring) == 0, "auth is never switched off while running"
         self._ring = ring
+        self._open = len(ring) == 0
 
     def admit(self, access: Access, headers: Mapping[str, str], token: str | None = None) -> ApiKey | None:
         """The caller's key, or None if none is needed. `token` is `?token=`, from routes that accept it."""
-        if not self._ring or (access is Access.PROBE and not self._probe_auth):
+        if self._open or (access is Access.PROBE and not self._probe_auth):
             return None
         secret = bearer_token(headers.get("authorization")) or token
         key = self._ring.find(secret) if secret else None

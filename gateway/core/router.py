@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 from urllib.parse import unquote_to_bytes
 
 from gateway.core.auth import Access
 from shared.api_types import U64_MAX
 from shared.errors import InvalidRequest, MethodNotAllowed, NotFound
+from shared.names import valid_topic_name
 
 H = TypeVar("H", bound=Callable[..., None])
 
@@ -28,27 +28,43 @@ _REMEMBERED_CHARS = 320  # the longest name and what stands around it
 Query = dict[str, list[str]]
 
 
-@dataclass(frozen=True, slots=True, eq=False)  # compared by identity: it is a key of the request counters
 class Route(Generic[H]):
-    """`path` has at most one `:name` segment, the third: `/v0/topics/:name/diff`."""
+    """`path` has at most one `:name` segment, the third: `/v0/topics/:name/diff`.
 
-    method: str
-    path: str
-    handler: H
-    access: Access
-    sse: bool = False  # its GET accepts ?token=, because EventSource cannot send headers
-    opaque: bool = False  # the name in its path is not a topic's
+    Compared by identity: it is a key of the request counters.
+    """
 
-    @property
-    def named(self) -> bool:
-        return _NAME in self.path
+    __slots__ = ("access", "handler", "method", "named", "opaque", "path", "sse")
+
+    def __init__(
+        self, method: str, path: str, handler: H, access: Access, *, sse: bool = False, opaque: bool = False
+    ) -> None:
+        self.method = method
+        self.path = path
+        self.handler = handler
+        self.access = access
+        self.sse = sse  # its GET accepts ?token=, because EventSource cannot send headers
+        self.opaque = opaque  # the name in its path is not a topic's
+        self.named = _NAME in path
+
+
+class Target(Generic[H]):
+    """What a method and a path ask for."""
+
+    __slots__ = ("name", "refused", "route")
+
+    def __init__(self, route: Route[H], name: str) -> None:
+        self.route = route
+        self.name = name  # decoded; empty if the route has none
+        # Only topics have one grammar for all: what other names mean is for their handlers to say.
+        self.refused = route.named and not route.opaque and not valid_topic_name(name)
 
 
 class Router(Generic[H]):
     def __init__(self, routes: Iterable[Route[H]]) -> None:
         self.routes = tuple(routes)
         self._by_shape: dict[tuple[str, ...], dict[str, Route[H]]] = {}
-        self._recent: dict[tuple[str, str], tuple[Route[H], str]] = {}
+        self._recent: dict[tuple[str, str], Target[H]] = {}
         for route in self.routes:
             shape = tuple(route.path.split("/")[1:])
             assert _NAME not in shape or shape.index(_NAME) == 2, "names are looked for in the third segment"
@@ -56,8 +72,7 @@ class Router(Generic[H]):
             assert route.method not in methods, "a route is listed twice"
             methods[route.method] = route
 
-    def resolve(self, method: str, path: str) -> tuple[Route[H], str]:
-        """The route, and the decoded name in the path (not validated; empty if the route has none)."""
+    def resolve(self, method: str, path: str) -> Target[H]:
         known = self._recent.get((method, path))
         if known is not None:
             return known
@@ -68,7 +83,7 @@ class Router(Generic[H]):
             self._recent[method, path] = found
         return found
 
-    def _find(self, method: str, path: str) -> tuple[Route[H], str]:
+    def _find(self, method: str, path: str) -> Target[H]:
         segments = path.split("/")
         if "%" in path:
             segments = [decode_component(segment) for segment in segments]
@@ -84,7 +99,7 @@ class Router(Generic[H]):
         route = methods.get(method)
         if route is None:
             raise MethodNotAllowed(allow=_allowed(methods))
-        return route, name
+        return Target(route, name)
 
 
 def _allowed(methods: Iterable[str]) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
-from gateway.exchange import Response, Stream, StreamHead
+from gateway.exchange import Exchange, Response, Stream, StreamHead
 
 if TYPE_CHECKING:
     from gateway.fast_lane.http_stream import HttpStream
@@ -26,28 +26,18 @@ class SlotOwner(Protocol):
     def open_stream(self, slot: AnswerSlot, head: StreamHead) -> HttpStream: ...
 
 
-class AnswerSlot:
+class AnswerSlot(Exchange):
     __slots__ = (
         "_callbacks",
         "_half_closed_callback",
         "_owner",
-        "body",
         "close",
-        "gone",
-        "half_closed",
         "head_only",
-        "headers",
         "http10",
-        "method",
-        "path",
-        "peer",
         "plain",
-        "query",
         "response",
-        "started",
         "stream",
     )
-    extents_allowed = True
 
     def __init__(
         self,
@@ -59,16 +49,10 @@ class AnswerSlot:
         body: bytes,
         started: float,
     ) -> None:
+        super().__init__(
+            method, path, query, headers, body=body, started=started, peer=owner.peer, extents_allowed=True
+        )
         self._owner = owner
-        self.method = method
-        self.path = path
-        self.query = query
-        self.headers = headers
-        self.body = body
-        self.started = started
-        self.peer = owner.peer
-        self.gone = False
-        self.half_closed = False
         self.response: Response | None = None
         self.stream: HttpStream | None = None
         self.plain = True  # none of the next three holds

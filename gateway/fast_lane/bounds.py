@@ -54,10 +54,10 @@ MAX_FULL_LANE_CONNECTIONS: Final = 2000
 """Connections on the full lane, each of which costs several tasks; beyond it 503."""
 
 HEAD_MEMO_ENTRIES: Final = 2048
-"""Header sections remembered per generation (there are two)."""
+"""Heads, and header sections, remembered per generation (there are two)."""
 
 HEAD_MEMO_MAX_BYTES: Final = 2 * KiB
-"""A longer header section is parsed each time."""
+"""A longer head is parsed each time."""
 
 STREAM_STALL_FACTOR: Final = 2
 """A stalled stream is cut after this many write timeouts: its producer acts first and says goodbye."""

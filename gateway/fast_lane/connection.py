@@ -148,7 +148,7 @@ class Connection:
                 item = reader.next_item()
                 if item is None:
                     return
-                if item.__class__ is AnswerSlot:
+                if isinstance(item, AnswerSlot):
                     slots.append(item)
                     item.half_closed = self._half_closed
                     if item.close:
@@ -240,12 +240,8 @@ class Connection:
             slots.popleft()
             body = response.body
             if (
-                not slot.plain
-                or response.headers
-                or response.extents
-                or response.tail
+                not (slot.plain and response.only_body)
                 or len(body) > JOIN_BYTES
-                or response.release is not None
                 or response.status in BODYLESS
                 or self._lane.draining
             ):
@@ -255,10 +251,7 @@ class Connection:
                 if self.closed:
                     return
             else:
-                ready.append(
-                    b"%b%d\r\n\r\n%b"
-                    % (heads.prefix(response.status, response.content_type), len(body), body)
-                )
+                ready.append(heads.prefix(response.status, response.content_type, len(body)) + body)
         self._transmit(ready)
         if self._attention or slots:
             self._look_further()

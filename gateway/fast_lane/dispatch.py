@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from typing import Protocol
 
 from gateway.api import ApiPort
 from gateway.exchange import Exchange
@@ -13,12 +12,7 @@ from shared.errors import Internal
 log = logging.getLogger(__name__)
 
 
-class LaneExchange(Exchange, Protocol):
-    @property
-    def answered(self) -> bool: ...
-
-
-def dispatch(api: ApiPort, exchange: LaneExchange) -> None:
+def dispatch(api: ApiPort, exchange: Exchange) -> None:
     try:
         api.handle(exchange)
     except Exception:

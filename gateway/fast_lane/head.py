@@ -1,10 +1,10 @@
 """The head of a request: version, header fields, and what they say about framing.
 
 httptools (llhttp in strict mode) is the authority on the syntax; the rules it leaves open (Host,
-Expect, transfer codings other than chunked, how many fields) are checked here. What a header section
-means depends on neither the method nor the target, and a client sends the same section over and over,
-so the outcome is remembered by the section's bytes: a repeated one costs one dictionary lookup instead
-of a callback per field.
+Expect, transfer codings other than chunked, how many fields) are checked here. A client sends the same head over
+and over, so what it means is remembered by its bytes: a repeated one costs one dictionary lookup. Where the target
+changes all the time the header section does not, and as its meaning depends on neither the method nor the target, it
+is remembered by itself, too.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Generic, TypeVar
 
 import httptools
 
@@ -22,6 +23,8 @@ from gateway.fast_lane.bounds import (
     MAX_TARGET_BYTES,
 )
 from gateway.fast_lane.refusals import Refusal, bad_request
+
+_V = TypeVar("_V")
 
 # Known ones are looked up; any other well-formed method reaches the API, which answers 405.
 METHODS = {m.encode(): m for m in ("GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH")}
@@ -57,27 +60,74 @@ class HeaderSection:
         self.websocket = _has(headers.get("upgrade", ""), "websocket") and _has(connection, "upgrade")
 
 
+class RequestHead:
+    """All of a request but its body, understood and checked."""
+
+    __slots__ = ("for_full_lane", "head_only", "headers", "method", "path", "query", "section")
+
+    def __init__(self, method: str, target: str, section: HeaderSection) -> None:
+        path, query, authority = parse_target(target)
+        self.method = "GET" if method == "HEAD" else method
+        self.head_only = method == "HEAD"
+        self.path = path
+        self.query = query
+        self.section = section
+        self.headers = section.headers
+        if authority is not None:
+            self.headers = MappingProxyType({**section.headers, "host": authority})
+        self.for_full_lane = section.websocket or not is_api_path(path)
+
+
 class HeadParser:
-    """Parses header sections, remembering recent ones in two generations (a cheap bounded LRU)."""
+    """Parses heads, remembering recent ones and their header sections."""
+
+    __slots__ = ("_heads", "_sections")
+
+    def __init__(self) -> None:
+        self._heads: Memo[RequestHead] = Memo()
+        self._sections: Memo[HeaderSection] = Memo()
+
+    def known(self, raw: bytes) -> RequestHead | None:
+        """What is remembered of this head, without the empty line behind it."""
+        return self._heads.get(raw)
+
+    def parse(self, raw: bytes, method: str, target: bytes, rest: bytes) -> RequestHead:
+        """`raw` is the whole head, `rest` the part from the version on."""
+        head = RequestHead(method, target.decode("latin-1"), self._section(rest))
+        self._heads.put(raw, head)
+        return head
+
+    def _section(self, raw: bytes) -> HeaderSection:
+        found = self._sections.get(raw)
+        if found is None:
+            found = parse_section(raw)
+            self._sections.put(raw, found)
+        return found
+
+
+class Memo(Generic[_V]):
+    """Recent values by bytes, in two generations: a cheap bounded LRU."""
 
     __slots__ = ("_new", "_old")
 
     def __init__(self) -> None:
-        self._new: dict[bytes, HeaderSection] = {}
-        self._old: dict[bytes, HeaderSection] = {}
+        self._new: dict[bytes, _V] = {}
+        self._old: dict[bytes, _V] = {}
 
-    def section(self, raw: bytes) -> HeaderSection:
-        """`raw` runs from the version to the last header, without the final CRLF of either."""
+    def get(self, raw: bytes) -> _V | None:
         found = self._new.get(raw)
-        if found is not None:
-            return found
-        found = self._old.get(raw) or parse_section(raw)
+        if found is None:
+            found = self._old.get(raw)
+            if found is not None:
+                self.put(raw, found)
+        return found
+
+    def put(self, raw: bytes, value: _V) -> None:
         if len(raw) <= HEAD_MEMO_MAX_BYTES:
             if len(self._new) >= HEAD_MEMO_ENTRIES:
                 self._old = self._new
                 self._new = {}
-            self._new[raw] = found
-        return found
+            self._new[raw] = value
 
 
 class _Fields:

@@ -13,7 +13,6 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 
 import trio
 
@@ -44,7 +43,6 @@ class FastLane:
         self._closable: list[socket.socket] = []
         self._empty = trio.Event()
         self.options = options
-        self.handle: Callable[[AnswerSlot], None] = partial(dispatch, api)
         self.turns = TurnLoop(self._settle, self._contain)
         self.head_parser = HeadParser()
         self.body_budget = BodyBudget(
@@ -87,6 +85,9 @@ class FastLane:
             self._settle()
 
     # --- called by connections --------------------------------------------------------------------
+
+    def handle(self, slot: AnswerSlot) -> None:
+        dispatch(self._api, slot)
 
     def guard(self, callback: Callable[[], None]) -> None:
         """Run something of the API's that must not disturb the caller's own clean-up."""

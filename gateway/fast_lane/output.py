@@ -11,9 +11,10 @@ import socket
 from collections import deque
 from collections.abc import Callable
 
-from gateway.exchange import Extent, FileTooShort, Response
+from gateway.exchange import Extent, Response
 from gateway.fast_lane.answer_slot import AnswerSlot
 from gateway.fast_lane.bounds import PUMP_BYTES
+from gateway.fast_lane.refusals import FileTooShort
 from gateway.fast_lane.response_head import BODYLESS, HeadCache
 
 _MAX_PARTS = 32  # of one sendmsg call

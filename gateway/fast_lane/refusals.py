@@ -1,4 +1,4 @@
-"""Requests the edge answers itself, because they never become an exchange."""
+"""Requests the edge answers itself, because they never become an exchange, and answers that it cannot finish."""
 
 from __future__ import annotations
 
@@ -16,6 +16,10 @@ class Refusal(Exception):
 
     def response(self) -> Response:
         return error_response(self.error, status=self.status)
+
+
+class FileTooShort(OSError):
+    """A file ended inside an extent. The promised length cannot be kept: the connection must end."""
 
 
 def error_response(error: TopicsError, *, status: int | None = None) -> Response:

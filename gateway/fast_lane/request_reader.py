@@ -19,7 +19,7 @@ from gateway.fast_lane.answer_slot import AnswerSlot, SlotOwner
 from gateway.fast_lane.body_budget import BodyBudget
 from gateway.fast_lane.bounds import MAX_HEAD_BYTES, MAX_TARGET_BYTES
 from gateway.fast_lane.chunked import ChunkDecoder
-from gateway.fast_lane.head import METHODS, HeaderSection, HeadParser, is_api_path, parse_method, parse_target
+from gateway.fast_lane.head import METHODS, HeaderSection, HeadParser, RequestHead, parse_method
 from gateway.fast_lane.refusals import Refusal, bad_request
 from shared.errors import PayloadTooLarge
 
@@ -110,26 +110,25 @@ class RequestReader:
         if head_end < 0:
             self._check_incomplete()
             return None
-        parts = buffer[pos:head_end].split(b" ", 2)
-        method = METHODS.get(parts[0])
-        if method is None or len(parts) != 3 or head_end - pos > MAX_HEAD_BYTES:
-            return self._unusual(parts, head_end)
-        return self._request(method, parts[1], parts[2], head_end + 4)
+        raw = buffer[pos:head_end]
+        head = self._parser.known(raw)
+        if head is None:
+            parts = raw.split(b" ", 2)
+            method = METHODS.get(parts[0])
+            if method is None or len(parts) != 3 or len(raw) > MAX_HEAD_BYTES:
+                return self._unusual(raw, parts)
+            head = self._parser.parse(raw, method, parts[1], parts[2])
+        return self._request(head, head_end + 4)
 
-    def _request(
-        self, method: str, target: bytes, rest: bytes, body_start: int
-    ) -> AnswerSlot | Signal | None:
-        path, query, authority = parse_target(target.decode("latin-1"))
-        section = self._parser.section(rest)
-        if section.websocket or not is_api_path(path):
+    def _request(self, head: RequestHead, body_start: int) -> AnswerSlot | Signal | None:
+        if head.for_full_lane:
             return FULL_LANE
         self._virgin = False
-        headers = section.headers
-        if authority is not None:
-            headers = {**headers, "host": authority}
-        slot = AnswerSlot(self._owner, method, path, query, headers, b"", self.reading_since)
-        if method == "HEAD":
-            slot.method = "GET"
+        section = head.section
+        slot = AnswerSlot(
+            self._owner, head.method, head.path, head.query, head.headers, b"", self.reading_since
+        )
+        if head.head_only:
             slot.head_only = True
             slot.plain = False
         if section.http10 or not section.keep_alive:
@@ -199,7 +198,7 @@ class RequestReader:
         self._finish(self._pos)
         return slot
 
-    def _unusual(self, parts: list[bytes], head_end: int) -> AnswerSlot | Signal | None:
+    def _unusual(self, raw: bytes, parts: list[bytes]) -> AnswerSlot | Signal | None:
         """A complete head that does not open like a plain request."""
         if self._skip_empty_lines():
             return self.next_item()
@@ -209,9 +208,10 @@ class RequestReader:
         if len(parts) != 3:
             raise bad_request("malformed request line")
         method = parse_method(parts[0])
-        if len(parts[1]) <= MAX_TARGET_BYTES and head_end - self._pos > MAX_HEAD_BYTES:
+        if len(parts[1]) <= MAX_TARGET_BYTES and len(raw) > MAX_HEAD_BYTES:
             raise bad_request(f"the headers are longer than {MAX_HEAD_BYTES} bytes", status=431)
-        return self._request(method, parts[1], parts[2], head_end + 4)
+        head = self._parser.parse(raw, method, parts[1], parts[2])
+        return self._request(head, self._pos + len(raw) + 4)
 
     def _check_incomplete(self) -> None:
         """Refuse at once what no further byte could turn into a request, instead of waiting for more."""

@@ -1,7 +1,7 @@
 """Status lines and headers of answers, prebuilt as far as they repeat.
 
-`HeadCache.prefix` is the hot path: everything up to the value of Content-Length, kept per status and
-content type and rebuilt when the second changes (for the Date header).
+`HeadCache.prefix` is the hot path: heads of this second (for the Date header) are kept. Those of JSON are found by
+status and length, as answers to one kind of request have nearly always the same few lengths.
 """
 
 from __future__ import annotations
@@ -10,6 +10,10 @@ import time
 from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Final
+
+from gateway.exchange import JSON
+
+_KEPT_UP_TO: Final = 2048  # bytes of a body whose head is kept
 
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 LAST_CHUNK: Final = b"0\r\n\r\n"
@@ -27,28 +31,37 @@ def http_date(second: int) -> str:
 
 
 class HeadCache:
-    __slots__ = ("_date", "_prefixes", "_second")
+    __slots__ = ("_date", "_prefixes", "_second", "_whole")
 
     def __init__(self) -> None:
         self._second = -1
         self._date = ""
         self._prefixes: dict[tuple[int, str], bytes] = {}
+        self._whole: dict[int, bytes] = {}  # of JSON with status 200, by the length of the body
 
     def set_second(self, second: int) -> None:
         if second != self._second:
             self._second = second
             self._date = http_date(second)
             self._prefixes.clear()
+            self._whole.clear()
 
-    def prefix(self, status: int, content_type: str) -> bytes:
-        """To be followed by the length of the body, an empty line and the body."""
-        key = (status, content_type)
-        found = self._prefixes.get(key)
+    def prefix(self, status: int, content_type: str, length: int) -> bytes:
+        """To be followed by a body of this length."""
+        if status != 200 or content_type is not JSON or length > _KEPT_UP_TO:
+            return self._with_length(status, content_type, length)
+        found = self._whole.get(length)
         if found is None:
-            found = self._prefixes[key] = (self._start(status, content_type) + "Content-Length: ").encode(
-                "latin-1"
-            )
+            found = self._whole[length] = self._with_length(status, content_type, length)
         return found
+
+    def _with_length(self, status: int, content_type: str, length: int) -> bytes:
+        key = (status, content_type)
+        start = self._prefixes.get(key)
+        if start is None:
+            start = (self._start(status, content_type) + "Content-Length: ").encode("latin-1")
+            self._prefixes[key] = start
+        return b"%b%d\r\n\r\n" % (start, length)
 
     def full(
         self,

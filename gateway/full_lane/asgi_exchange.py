@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import MappingProxyType
 
 import trio
 
-from gateway.exchange import Frame, Response, Stream, StreamHead
+from gateway.exchange import Exchange, Frame, Response, Stream, StreamHead
 from gateway.full_lane.asgi_types import Scope
 
 
@@ -78,24 +78,23 @@ class AsgiStream:
         return self._frames.pop(0)
 
 
-class AsgiExchange:
+class AsgiExchange(Exchange):
     """One API call over ASGI."""
-
-    extents_allowed = False
 
     def __init__(self, scope: Scope, started: float) -> None:
         method = str(scope["method"])
         client = scope.get("client")
-        self.method = "GET" if method == "HEAD" else method
+        super().__init__(
+            "GET" if method == "HEAD" else method,
+            bytes(scope["raw_path"]).decode("latin-1"),
+            bytes(scope["query_string"]).decode("latin-1"),
+            MappingProxyType(_headers(scope)),
+            body=b"",
+            started=started,
+            peer=f"{client[0]}:{client[1]}" if client else "unknown",
+            extents_allowed=False,
+        )
         self.head_only = method == "HEAD"
-        self.path = bytes(scope["raw_path"]).decode("latin-1")
-        self.query = bytes(scope["query_string"]).decode("latin-1")
-        self.headers: Mapping[str, str] = MappingProxyType(_headers(scope))
-        self.body = b""
-        self.started = started
-        self.peer = f"{client[0]}:{client[1]}" if client else "unknown"
-        self.gone = False
-        self.half_closed = False
         self.response: Response | None = None
         self.stream: AsgiStream | None = None
         self.ready = trio.Event()

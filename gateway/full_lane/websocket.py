@@ -309,7 +309,7 @@ class WebSocketConnection:
                 self._outbox.answered(ws_messages.refused_by_shard(request_id, reply.body))
 
         # The message is a write request with a few fields more, which the worker ignores.
-        self._api.shards.request(Op.APPEND, wanted.topic, message, options or None, written)
+        self._api.shards.request(Op.APPEND, wanted.topic, message, options, written)
 
 
 def _bytes_of(message: Message) -> bytes:

@@ -106,9 +106,10 @@ def _as_json(api: Api, own: Mapping[str, float], shards: list[Sections], cut: bo
 
 def _requests(api: Api) -> Iterable[tuple[str, str, int, int]]:
     """Method, route, status and how many were answered so."""
-    for (route, status), count in api.requests.items():
+    for route, counts in api.requests.items():
         method, path = (route.method, route.path) if route is not None else ("", "")
-        yield method, path, status, count
+        for status, count in counts.items():
+            yield method, path, status, count
 
 
 def _own_numbers(api: Api) -> dict[str, float]:

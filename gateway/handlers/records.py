@@ -31,21 +31,20 @@ def append(call: Call) -> None:
     if key:
         if len(key) > IDEMPOTENCY_KEY_MAX_CHARS:
             raise InvalidRequest(f"Idempotency-Key has more than {IDEMPOTENCY_KEY_MAX_CHARS} characters")
-        options["idem"] = key
+        options = {**(options or {}), "idem": key}
     if call.exchange.query and not flag_parameter(call.query, "return_seqs", default=True):
-        call.ask(Op.APPEND, body, {**options, "seqs": False} if options else _WITHOUT_SEQS)
-    else:
-        call.ask(Op.APPEND, body, options or None)
+        options = {**options, **_WITHOUT_SEQS} if options else _WITHOUT_SEQS
+    call.ask(Op.APPEND, body, options)
 
 
-def write_options(api: Api, key: ApiKey | None, body: bytes) -> dict[str, object]:
+def write_options(api: Api, key: ApiKey | None, body: bytes) -> Options | None:
     """What a write needs besides its body, wherever it came from. Raises if it may not be tried."""
     topics, total_bytes = api.shards.totals()
     api.caps.check_bytes(total_bytes)
     if key is not None and key.prefixes:
         _check_config_names(key, body)
     nocreate = api.caps.nocreate(topics)
-    return {} if nocreate is None else {"nocreate": nocreate}
+    return None if nocreate is None else {"nocreate": nocreate}
 
 
 def _check_config_names(key: ApiKey, body: bytes) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from shared.api_types import decode_write
@@ -20,20 +19,22 @@ _L = TypeVar("_L")  # files that an answer has leased; none has, of a write
 _OnReply = Callable[[Answer | TopicsError, _L | None], None]
 
 
-@dataclass(slots=True)
 class PatientWrite(Generic[_L]):
-    topic: str
-    body: bytes
-    options: Options | None
-    on_reply: _OnReply[_L]
-    since_s: float
-    waited_ms: float = 0.0
+    def __init__(
+        self, topic: str, body: bytes, options: Options | None, on_reply: _OnReply[_L], since_s: float
+    ) -> None:
+        self.topic = topic
+        self.body = body
+        self.options = options
+        self.on_reply = on_reply
+        self.since_s = since_s
+        self.waited_ms = 0.0
 
     def reply(self, reply: Answer | TopicsError, leased: _L | None) -> None:
         if isinstance(reply, Answer):
             timings = {**(reply.timings or {})}
             timings["throttle_wait_ms"] = timings.get("throttle_wait_ms", 0.0) + self.waited_ms
-            reply = reply._replace(timings=timings)
+            reply = Answer(reply.id, reply.status, reply.body, timings, reply.extents, reply.tail)
         self.on_reply(reply, leased)
 
 

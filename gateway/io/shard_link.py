@@ -49,12 +49,17 @@ log = logging.getLogger(__name__)
 
 RECV_BYTES: Final = 256 * KiB
 _CONTROL_BYTES: Final = socket.CMSG_SPACE(MAX_FDS_PER_FRAME * 4)
+# Plain numbers: `&` with a member of socket's enums is a function in Python that takes longer than the system call.
+_CLOSE_ON_EXEC: Final = int(socket.MSG_CMSG_CLOEXEC)
+_CONTROL_CUT: Final = int(socket.MSG_CTRUNC)
 _PEERCRED = struct.Struct("3i")  # pid, uid, gid
 THROTTLED_RETRY_MS: Final = 100
 
 # Shared by all links, as each takes out what came before it is the next one's turn. A fresh object of this size for
 # every call would be mapped and unmapped by the allocator each time.
 _received = memoryview(bytearray(RECV_BYTES))
+
+_OPEN: Final = LinkState.OPEN  # see shared/session.py: looking at an enum's member is not free
 
 Reply = Answer | TopicsError
 OnReply = Callable[[Reply, LeasedFiles | None], None]
@@ -140,7 +145,7 @@ class ShardLink:
     def request(self, op: int, topic: str, body: bytes, options: Options | None, on_reply: OnReply) -> int:
         """Send at the next flush. Returns an id for `cancel`; 0 if there is nothing to cancel."""
         session = self._session
-        if session.state is not LinkState.OPEN:
+        if session.state is not _OPEN:
             on_reply(ShardUnavailable(shard=self.shard, reason=self.reason), None)
             return 0
         # While writes wait for room, those that come later may not take it from them.
@@ -253,13 +258,13 @@ class ShardLink:
             self.flush()
 
     def _receive(self, sock: socket.socket) -> bytes:
-        size, control, flags, _ = sock.recvmsg_into([_received], _CONTROL_BYTES, socket.MSG_CMSG_CLOEXEC)
+        size, control, flags, _ = sock.recvmsg_into([_received], _CONTROL_BYTES, _CLOSE_ON_EXEC)
         for level, kind, payload in control:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 fds = array.array("i")
                 fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
                 self._fds.extend(fds)
-        if flags & socket.MSG_CTRUNC:
+        if flags & _CONTROL_CUT:
             # Also what the kernel does when this process has no descriptor left.
             raise LinkError("descriptors were lost on the way")
         return bytes(_received[:size])

@@ -10,6 +10,7 @@ from typing import Final
 
 GROUPS: Final[dict[str, tuple[str, ...]]] = {
     "shared": (
+        "shared.io.idle_turns",
         "shared.session",
         "shared.wire",
     ),
@@ -30,16 +31,24 @@ GROUPS: Final[dict[str, tuple[str, ...]]] = {
         "shard_worker.serve.turns",
     ),
     "gateway": (
+        "gateway.core.auth",
+        "gateway.core.caps",
+        "gateway.core.router",
+        "gateway.exchange",
         "gateway.fast_lane.answer_slot",
+        "gateway.fast_lane.body_budget",
         "gateway.fast_lane.connection",
+        "gateway.fast_lane.dispatch",
         "gateway.fast_lane.head",
         "gateway.fast_lane.lane",
         "gateway.fast_lane.output",
         "gateway.fast_lane.request_reader",
         "gateway.fast_lane.response_head",
         "gateway.fast_lane.turns",
+        "gateway.full_lane.asgi_exchange",
         "gateway.handlers.records",
         "gateway.io.file_table",
+        "gateway.io.patient_writes",
         "gateway.io.shard_link",
         "gateway.io.shard_pool",
         "gateway.service",

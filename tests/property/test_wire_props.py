@@ -54,13 +54,14 @@ def test_answers_and_notices_come_back_in_order(sent: list[wire.ServerMessage]) 
 
 @given(requests)
 def test_the_hand_made_frame_is_plain_cbor(sent: list[Request]) -> None:
-    assert cbor2.loads(payload_of(wire.encode_requests(sent))) == [list(request) for request in sent]
+    arrays = [[r.id, r.op, r.topic, r.body, r.options] for r in sent]
+    assert cbor2.loads(payload_of(wire.encode_requests(sent))) == arrays
 
 
 @given(plain_answers)
 def test_trailing_nulls_may_be_left_off(answer: Answer) -> None:
     short = Answer(answer.id, answer.status, answer.body)
-    assert wire.decode_answers(cbor2.dumps([list(short[:3])])) == [short]
+    assert wire.decode_answers(cbor2.dumps([[short.id, short.status, short.body]])) == [short]
 
 
 def test_notices_of_a_later_version_are_skipped() -> None:

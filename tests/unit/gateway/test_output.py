@@ -9,8 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.exchange import Extent, FileTooShort
+from gateway.exchange import JSON, Extent
 from gateway.fast_lane.output import Output
+from gateway.fast_lane.refusals import FileTooShort
 from gateway.fast_lane.response_head import HeadCache
 
 
@@ -93,10 +94,16 @@ def test_dropping_releases_what_was_lent() -> None:
 def test_a_head_has_the_date_of_its_second_and_no_line_breaks_from_values() -> None:
     heads = HeadCache()
     heads.set_second(0)
-    first = heads.prefix(200, "application/json")
+    first = heads.prefix(200, JSON, 12)
     assert first.startswith(b"HTTP/1.1 200 OK\r\n") and b"Date: Thu, 01 Jan 1970 00:00:00 GMT\r\n" in first
-    assert heads.prefix(200, "application/json") is first
+    assert first.endswith(b"\r\nContent-Length: 12\r\n\r\n")
+    assert heads.prefix(200, JSON, 12) is first
+    assert heads.prefix(200, JSON, 5000).endswith(b"\r\nContent-Length: 5000\r\n\r\n")
+    assert heads.prefix(404, JSON, 12).startswith(
+        b"HTTP/1.1 404 Not Found\r\nContent-Type: application/json\r\n"
+    )
+    assert b"\r\nContent-Type: text/plain\r\n" in heads.prefix(200, "text/plain", 12)
     heads.set_second(1)
-    assert b"00:00:01 GMT" in heads.prefix(200, "application/json")
+    assert b"00:00:01 GMT" in heads.prefix(200, JSON, 12)
     with pytest.raises(AssertionError):
         heads.full(200, "text/plain", [("A", "b\r\nC: d")], length=0, connection=None)

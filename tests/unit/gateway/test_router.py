@@ -48,8 +48,8 @@ ROUTER = Router(
     ],
 )
 def test_paths_find_their_route(method: str, path: str, shape: str, name: str) -> None:
-    route, found = ROUTER.resolve(method, path)
-    assert (route.path, found) == (shape, name)
+    target = ROUTER.resolve(method, path)
+    assert (target.route.path, target.name) == (shape, name)
 
 
 @pytest.mark.parametrize(
