@@ -236,7 +236,7 @@ def decode_requests(payload: bytes) -> list[Request]:
 def _request(message: object) -> Request:
     if type(message) is not list or not 4 <= len(message) <= 5:
         raise LinkError("a request is an array of five")
-    id_, op, topic, body = message[:4]
+    id_, op, topic, body = message[0], message[1], message[2], message[3]
     options = message[4] if len(message) == 5 else None
     if (
         type(id_) is not int
@@ -355,7 +355,7 @@ def _answer(message: list[object], told: Timings | None) -> Answer:
     count = len(message)
     if not 3 <= count <= 6:
         raise LinkError("an answer is an array of three to six")
-    id_, status, body = message[:3]
+    id_, status, body = message[0], message[1], message[2]
     if (
         type(id_) is not int
         or id_ < 1
