@@ -104,6 +104,8 @@ class Request:
 
 
 class FileExtent(NamedTuple):
+    """For who wants to name its parts; plain tuples will do, and are quicker to make."""
+
     file: int
     offset: int
     length: int
@@ -118,7 +120,7 @@ class Answer:
         status: int,
         body: bytes,
         timings: Timings | None = None,
-        extents: Sequence[FileExtent] | None = None,
+        extents: Sequence[tuple[int, int, int]] | None = None,  # file, offset, length: see `FileExtent`
         tail: bytes | None = None,
     ) -> None:
         self.id = id
@@ -393,7 +395,7 @@ def _check_timings(timings: object) -> None:
             raise LinkError("timings are not a map of names to numbers")
 
 
-def _extents(value: object) -> list[FileExtent]:
+def _extents(value: object) -> list[tuple[int, int, int]]:
     if type(value) is not list:
         raise LinkError("extents are not an array")
     found = []
@@ -403,7 +405,7 @@ def _extents(value: object) -> list[FileExtent]:
         file, offset, length = item
         if not (_is_unsigned(file) and _is_unsigned(offset) and _is_unsigned(length)):
             raise LinkError("an extent is not three unsigned numbers")
-        found.append(FileExtent(file, offset, length))
+        found.append((file, offset, length))
     return found
 
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 
 from gateway.exchange import Extent
-from shared.wire import FileExtent, LinkError
+from shared.wire import LinkError
 
 
 class LeasedFiles:
@@ -65,7 +65,7 @@ class FileTable:
         for file in list(self._files):
             self.retire(file)
 
-    def lease(self, extents: Sequence[FileExtent]) -> LeasedFiles:
+    def lease(self, extents: Sequence[tuple[int, int, int]]) -> LeasedFiles:
         entries: list[_OpenFile] = []
         resolved: list[Extent] = []
         for file, offset, length in extents:
