@@ -27,6 +27,7 @@ _PACKAGES = {
     "redis-benchmark": "redis-tools",
     "nats-server": "nats-server",
     "wrk": "wrk",
+    "nginx": "nginx",
 }
 
 
@@ -166,7 +167,7 @@ def nats(directory: str, *, jetstream: bool = True) -> Iterator[Server]:
     command = ["nats-server", "-a", "127.0.0.1", "-p", str(port)]
     if jetstream:
         command += ["-js", "-sd", directory]
-    with running("NATS JetStream" if jetstream else "NATS core", command, port, _listens) as server:
+    with running("NATS JetStream" if jetstream else "NATS core", command, port, listens) as server:
         yield server
 
 
@@ -195,7 +196,7 @@ def _redis_answers(port: int) -> bool:
         return False
 
 
-def _listens(port: int) -> bool:
+def listens(port: int) -> bool:
     try:
         connect(port).close()
     except OSError:
@@ -241,7 +242,8 @@ def _kind(pid: int) -> str | None:
         command = Path(f"/proc/{pid}/cmdline").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    for mark, kind in (("gateway", "gateway"), ("shard_worker", "worker"), ("topicsd", "supervisor")):
+    # The last one as an argument of its own: directories of benches are called so, too.
+    for mark, kind in (("gateway", "gateway"), ("shard_worker", "worker"), ("\0topicsd\0", "supervisor")):
         if mark in command:
             return kind
     return "server"

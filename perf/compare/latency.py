@@ -9,6 +9,7 @@ import json
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from statistics import median
 
 from perf.compare.contest import Sample
 from perf.compare.generators import NATS_SUBJECT, PAYLOAD
@@ -16,7 +17,7 @@ from perf.queue_clients import http_request, nats_publish, resp
 from perf.report import percentiles
 from perf.servers import Server, connect
 
-_PAUSE_S = 0.005  # between calls, so that each finds the server idle
+PAUSE_S = 0.005  # between calls, so that each finds the server idle
 _TOPIC = "/v0/topics/alone"
 _RECORD = json.dumps({"records": [{"data": PAYLOAD.decode()}]}).encode()
 
@@ -44,11 +45,17 @@ def _line_complete(told: bytes) -> bool:
 
 def _sample(latencies_ms: list[float]) -> Sample:
     found = percentiles(latencies_ms)
-    return Sample(found["p50"], {point: found[point] for point in ("p50", "p90", "p99")})
+    return Sample(median(latencies_ms), {point: found[point] for point in ("p50", "p90", "p99")})
 
 
 def _calls(
-    server: Server, request: bytes, complete: Callable[[bytes], bool], count: int, hello: bytes = b""
+    server: Server,
+    request: bytes,
+    complete: Callable[[bytes], bool],
+    count: int,
+    *,
+    hello: bytes = b"",
+    pause_s: float = PAUSE_S,
 ) -> Sample:
     latencies = []
     with connect(server.port) as sock:
@@ -56,7 +63,8 @@ def _calls(
             sock.sendall(hello)
             _until(sock.recv, lambda told: b"PONG\r\n" in told)
         for _ in range(count):
-            time.sleep(_PAUSE_S)
+            if pause_s:
+                time.sleep(pause_s)
             started = time.perf_counter()
             sock.sendall(request)
             _until(sock.recv, complete)
@@ -64,20 +72,19 @@ def _calls(
     return _sample(latencies)
 
 
-def append_ours(server: Server, count: int) -> Sample:
-    return _calls(server, http_request(_TOPIC, _RECORD), _http_complete, count)
+def append_ours(server: Server, count: int, pause_s: float = PAUSE_S) -> Sample:
+    return _calls(server, http_request(_TOPIC, _RECORD), _http_complete, count, pause_s=pause_s)
 
 
-def append_redis(server: Server, count: int) -> Sample:
-    return _calls(
-        server, resp(b"XADD", b"alone", b"*", b"d", PAYLOAD), lambda told: told.count(b"\r\n") == 2, count
-    )
+def append_redis(server: Server, count: int, pause_s: float = PAUSE_S) -> Sample:
+    request = resp(b"XADD", b"alone", b"*", b"d", PAYLOAD)
+    return _calls(server, request, lambda told: told.count(b"\r\n") == 2, count, pause_s=pause_s)
 
 
 def append_nats(server: Server, count: int) -> Sample:
     hello = b'CONNECT {"verbose":false}\r\nSUB alone.in 1\r\nPING\r\n'
     request = nats_publish(NATS_SUBJECT.encode(), b"alone.in", PAYLOAD)
-    return _calls(server, request, lambda told: told.count(b"\r\n") == 2, count, hello)
+    return _calls(server, request, lambda told: told.count(b"\r\n") == 2, count, hello=hello)
 
 
 def _tail(
@@ -94,7 +101,7 @@ def _tail(
         reader, writer = (stack.enter_context(connect(server.port)) for _ in range(2))
         for number in range(count):
             reader.sendall(wait(number))
-            time.sleep(_PAUSE_S)  # it blocks by now
+            time.sleep(PAUSE_S)  # it blocks by now
             started = time.perf_counter()
             writer.sendall(write(number))
             _until(reader.recv, arrived)
@@ -108,6 +115,11 @@ def tail_ours(server: Server, count: int) -> Sample:
     with connect(server.port) as sock:
         sock.sendall(http_request(topic, b"{}", "PUT"))
         _until(sock.recv, _http_complete)
+    return tail_http(server, topic, count)
+
+
+def tail_http(server: Server, topic: str, count: int) -> Sample:
+    """On a topic that has no records yet."""
     return _tail(
         server,
         lambda number: http_request(f"{topic}/diff", b'{"from_seq":%d,"wait_ms":20000}' % number),
