@@ -106,6 +106,15 @@ EXTENTS_MAX_PER_ANSWER: Final = 64
 SENDFILE_MIN_BYTES: Final = 16 * KiB
 """Bytes below which an answer is copied: a sendfile call costs more than the copy it saves."""
 
+STITCHED_MIN_EXTENTS: Final = 3
+"""Extents of an answer from which on a copy in one piece is worth keeping."""
+
+STITCHED_FILE_BYTES: Final = 4 * MiB
+"""Bytes of one file of such copies; a shard has at most two."""
+
+STITCHED_SEEN_MAX: Final = 4096
+"""Ranges remembered because they were asked for once."""
+
 # --- requests ---------------------------------------------------------------------------------
 
 IDEMPOTENCY_KEY_MAX_CHARS: Final = 256
