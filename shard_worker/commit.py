@@ -42,7 +42,7 @@ from shared.limits import (
 )
 from shared.settings import Settings
 from shared.snapshot_items import encode_topic
-from shared.wal_format import FLAG_EXTRA, JSON_OFFSET, NO_EXTRA, build_append_body, encode_extra
+from shared.wal_format import FLAG_EXTRA, JSON_OFFSET, NO_EXTRA, encode_extra
 
 Clock = Callable[[], float]  # seconds, only differences count
 
@@ -120,20 +120,25 @@ class Committer:
             pending.reserved = topic.reserved
         if durability != "ephemeral":
             extra = encode_extra(pending.extra) if pending.extra is not NO_EXTRA else b""
-            pending.lsn = self._stage_frame(
-                Kind.APPEND,
+            self._stage_what_comes_first(pending.ts)
+            pending.lsn = self._wal.stage_append(
                 batch.column_flags | FLAG_EXTRA if extra else batch.column_flags,
                 topic.id,
                 pending.ts,
-                build_append_body(pending.first, batch.count, batch.json, reserve, batch.columns, extra),
+                pending.first,
+                batch.count,
+                reserve,
+                batch.json,
+                batch.columns,
+                extra,
             )
             pending.json_lsn = pending.lsn + JSON_OFFSET
-        gated = gated or self.gates(topic, topic.planned_config, batch.count)
+        gated = gated or durability == "fsync" or topic.gated > 0 or last > topic.reserved_synced
         topic.staged_head = last
         topic.staged_ts = pending.ts
         topic.pending_records += batch.count
         topic.pending_bytes += pending.size
-        if pending.extra.idem is not None:
+        if pending.extra is not NO_EXTRA and pending.extra.idem is not None:
             self._keyed[topic.id, pending.extra.idem] = pending
         self._add(pending, topic, gated)
 
@@ -193,6 +198,10 @@ class Committer:
     def _stage_frame(
         self, kind: int, flags: int, topic_id: int, ts: int, body: bytes | Sequence[bytes]
     ) -> int:
+        self._stage_what_comes_first(ts)
+        return self._wal.stage(kind, flags, topic_id, ts, body)
+
+    def _stage_what_comes_first(self, ts: int) -> None:
         if self._owed:
             owed, self._owed = self._owed, []
             for pending in owed:
@@ -201,7 +210,6 @@ class Committer:
         if wal.synced > self._marked:
             wal.stage(Kind.SYNCED, 0, 0, ts, encode_control(Synced(wal.synced)))
             self._marked = wal.synced
-        return wal.stage(kind, flags, topic_id, ts, body)
 
     def _add(self, pending: Pending, topic: Topic | None, gated: bool) -> None:
         if topic is not None and (gated or topic.gated):
@@ -266,6 +274,7 @@ class Committer:
     def _settled(self, pending: Pending) -> None:
         if (
             isinstance(pending, PendingAppend)
+            and pending.extra is not NO_EXTRA
             and pending.extra.idem is not None
             and pending.topic is not None
         ):

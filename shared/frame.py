@@ -26,7 +26,8 @@ TOPIC_ID_AT = 24
 # From here on hashing part by part is cheaper than copying the joined frame once more.
 _STREAM_FROM_BYTES = 16 << 10
 
-_HEADER = Struct("<4sIBBHIQQQ")
+FRAME_HEADER_FORMAT = "4sIBBHIQQQ"
+_HEADER = Struct(f"<{FRAME_HEADER_FORMAT}")
 _pack_header = _HEADER.pack
 _unpack_header = _HEADER.unpack_from
 _CHECKSUM = Struct("<Q")

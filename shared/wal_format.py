@@ -1,6 +1,7 @@
 """Log files and append frames. Layout: docs/disk-format.md §2 to §3.2.
 
-Building is the append hot path: a body is handed over in parts, and build_frame copies it once.
+A body is handed over in parts, and build_frame copies it once. The hot path builds body and frame together
+(shared/append_frame.py).
 """
 
 from dataclasses import dataclass
@@ -20,7 +21,8 @@ JSON_OFFSET = FRAME_HEADER_BYTES + APPEND_HEADER_BYTES
 LSN_OFFSET_BITS = 32
 WAL_MAX_FILE_BYTES = 1 << LSN_OFFSET_BITS
 
-_APPEND = Struct("<QIIII")
+APPEND_HEADER_FORMAT = "QIIII"
+_APPEND = Struct(f"<{APPEND_HEADER_FORMAT}")
 _pack_append = _APPEND.pack
 _unpack_append = _APPEND.unpack_from
 _NOT_APPEND_FLAGS = ~(COLUMNS_MASK | FLAG_EXTRA)

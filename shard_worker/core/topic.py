@@ -49,6 +49,17 @@ class Run:
     max_ts: int
 
 
+def _limits(config: TopicConfig) -> bool:
+    """Has an append more to look at than its own records: caps, jobs, memory?"""
+    return (
+        config.cap_records > 0
+        or config.cap_bytes > 0
+        or config.discard != "old"
+        or config.type != "log"
+        or config.durability == "ephemeral"
+    )
+
+
 class Resident(NamedTuple):
     """A batch that is kept in memory only."""
 
@@ -74,6 +85,7 @@ class Topic:
         "last_file",
         "last_read_ts",
         "last_ts",
+        "limited",
         "live_from",
         "lsn",
         "moved",
@@ -102,6 +114,7 @@ class Topic:
         self.name = name
         self.epoch = epoch
         self.config = config
+        self.limited = _limits(config)
         self.lsn = 0  # the last frame applied to this topic; replay skips up to here
         self.head = 0
         self.last_ts = 0
@@ -243,6 +256,8 @@ class Topic:
         self.hot_bytes += size
         if self.terms is not None:
             self.terms.add(self.hot_piece(len(self.hot.first) - 1, source))
+        if not self.limited:
+            return
         config = self.config
         if config.discard == "old" and (
             0 < config.cap_records < self.count or 0 < config.cap_bytes < self.bytes
@@ -295,6 +310,7 @@ class Topic:
 
     def apply_config(self, config: TopicConfig, source: PieceSource) -> None:
         self.config = config
+        self.limited = _limits(config)
         if config.discard == "old":
             self._hold_caps(source)
 

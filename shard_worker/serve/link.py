@@ -37,6 +37,9 @@ from shared.wire import Request as WireRequest
 _received = memoryview(bytearray(1 << 20))
 
 
+_new_answer = tuple.__new__
+
+
 class LinkGone(Exception):
     """The peer has closed, or broke the protocol; nothing but this link suffers."""
 
@@ -112,7 +115,8 @@ class Link:
                 shown = [FileExtent(*extent) for extent in extents]
                 self._messages.append(Answer(id, status, body, timings, shown, tail))
                 return
-        self._messages.append(Answer(id, status, body, timings))
+        # What `Answer(id, status, body, timings)` makes, without the call of its interpreted `__new__`.
+        self._messages.append(_new_answer(Answer, (id, status, body, timings, None, None)))
         self._turn_bytes += len(body)
 
     def _announce(self, files: set[int]) -> bool:

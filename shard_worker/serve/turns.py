@@ -308,6 +308,7 @@ class TurnLoop:
     # --- one turn ---------------------------------------------------------------------------------------
 
     def _turn(self, events: list[tuple[int, int]], deferred: list[Link]) -> None:
+        self._engine.begin_turn()
         for link in deferred:
             self._serve_deferred(link)
         for fd, mask in events:
@@ -328,8 +329,16 @@ class TurnLoop:
         self._end_turn()
 
     def _take(self, link: Link) -> None:
-        link.deferred.extend(link.receive(*self._totals()))
-        self._serve_deferred(link)
+        requests = link.receive(*self._totals())
+        if link.deferred or not self._may_serve(link):
+            link.deferred.extend(requests)
+            self._serve_deferred(link)
+            return
+        for place, request in enumerate(requests):
+            if link.full:
+                link.deferred.extend(requests[place:])
+                return
+            self._submit(link, request)
 
     def _serve_deferred(self, link: Link) -> None:
         """Requests in order, as far as their answers fit into a turn."""
@@ -345,19 +354,21 @@ class TurnLoop:
         os.eventfd_write(self._bell, 1)
 
     def _submit(self, link: Link, message: WireRequest) -> None:
-        options = message.options
-        if message.op == Op.READ and not link.takes_files:
+        id_, op, topic, body, options = message
+        if op == Op.READ and not link.takes_files:
             options = {**options, **_INLINE} if options else _INLINE
-        request = Request(link, message.id, message.op, message.topic, message.body, options)
-        if message.op == Op.METRICS:
-            request.sink.answer(request.id, 200, worker_metrics(self._shard))
-        elif message.op == Op.INSPECT:
+        request = Request(link, id_, op, topic, body, options)
+        if op == Op.APPEND and not self._draining:
+            self._engine.submit(request)
+        elif op == Op.METRICS:
+            link.answer(id_, 200, worker_metrics(self._shard))
+        elif op == Op.INSPECT:
             self._inspect(request)
-        elif message.op in _SUBSCRIPTIONS:
+        elif op in _SUBSCRIPTIONS:
             self._subscription(link, message)
-        elif self._draining and message.op not in (Op.PING, Op.CANCEL):
+        elif self._draining and op not in (Op.PING, Op.CANCEL):
             request.fail(ShuttingDown())
-        elif message.op in BACKUP_OPS:
+        elif op in BACKUP_OPS:
             self._backups.submit(link, message)
         else:
             self._engine.submit(request)
@@ -396,6 +407,7 @@ class TurnLoop:
         if not self._backups.held:
             engine.commit()
             self._pushes.serve()
+        engine.end_turn()
         totals = self._totals()
         for fd, link in list(self._links.items()):
             try:
