@@ -34,6 +34,7 @@ GROUPS: Final[dict[str, tuple[str, ...]]] = {
         "shard_worker.serve.forward_times",
         "shard_worker.serve.link",
         "shard_worker.serve.pushes",
+        "shard_worker.serve.sync_thread",
         "shard_worker.serve.turns",
         "shared.append_frame",
     ),
