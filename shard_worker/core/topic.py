@@ -93,8 +93,10 @@ class Topic:
         "pending_bytes",
         "pending_records",
         "queue",
+        "raised_ts",
         "reason",
         "removals",
+        "reserve_step",
         "reserved",
         "reserved_synced",
         "resident",
@@ -144,6 +146,8 @@ class Topic:
         # Seqs up to `reserved` may be handed out without a sync; see docs/decisions/0003-sync-policy.md.
         self.reserved = 0
         self.reserved_synced = 0
+        self.reserve_step = 0  # seqs of the last raise, and when that was
+        self.raised_ts = 0
         self.waiters: dict[object, None] | None = None
         self.queue: LeaseQueue | None = None  # of topics that are queues
         self.moved: dict[str, int] = {}  # records that came from another topic: identity there, seq here
