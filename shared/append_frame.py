@@ -9,12 +9,11 @@ from typing import Final
 
 from xxhash import xxh3_64, xxh3_64_intdigest
 
-from shared.frame import FRAME_HEADER_FORMAT, FRAME_MAGIC, FRAME_MAX_BYTES
-from shared.wal_format import APPEND_HEADER_FORMAT
+from shared.frame import FRAME_HEADER_FORMAT, FRAME_MAGIC, FRAME_MAX_BYTES, FRAME_MIN_BYTES, FRAME_VERSION
+from shared.wal_format import APPEND_HEADER_BYTES, APPEND_HEADER_FORMAT
 
-FRAME_VERSION: Final = 1
 APPEND_KIND: Final = 1
-APPEND_MIN_BYTES: Final = 72
+APPEND_MIN_BYTES: Final = FRAME_MIN_BYTES + APPEND_HEADER_BYTES
 """Both headers and the checksum."""
 
 # From here on hashing part by part is cheaper than copying the joined frame once more.
