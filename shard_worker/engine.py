@@ -125,7 +125,7 @@ class Engine:
         When the wall clock is set back, time goes on from where it was at the pace of the steady clock: leases run
         out and syncs come due all the same. Within a turn it is that of its beginning.
         """
-        return self._turn_ms or self._read_clocks()
+        return max(self._turn_ms, self.state.clock_ms) if self._turn_ms else self._read_clocks()
 
     def _read_clocks(self) -> int:
         steady = self.clock()
