@@ -13,6 +13,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Sequence
 from itertools import islice
+from typing import Final
 
 from shard_worker.core.shard_state import ShardState
 from shard_worker.core.topic import Topic
@@ -42,11 +43,12 @@ from shared.limits import (
 )
 from shared.settings import Settings
 from shared.snapshot_items import encode_topic
-from shared.wal_format import FLAG_EXTRA, JSON_OFFSET, NO_EXTRA, build_append_body, encode_extra
+from shared.wal_format import FLAG_EXTRA, JSON_OFFSET, NO_EXTRA, encode_extra
 
 Clock = Callable[[], float]  # seconds, only differences count
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+_STEP_LASTS_SYNCS: Final = 5  # background syncs within the life of a reservation, at the least
 
 
 class Committer:
@@ -60,6 +62,7 @@ class Committer:
         self._waiting: list[Pending] = []  # written, gated by the next sync
         self._syncing: list[Pending] = []  # gated by the sync that is running
         self._max_waiting_bytes = settings.max_unsynced_bytes
+        self._step_lasts_ms = _STEP_LASTS_SYNCS * settings.sync_interval_ms
         self.waiting_bytes = 0  # of gated frames, staged or written
         self.throttled = 0  # requests that were refused because of them
         self._sync_started = 0.0
@@ -120,31 +123,43 @@ class Committer:
             pending.reserved = topic.reserved
         if durability != "ephemeral":
             extra = encode_extra(pending.extra) if pending.extra is not NO_EXTRA else b""
-            pending.lsn = self._stage_frame(
-                Kind.APPEND,
+            self._stage_what_comes_first(pending.ts)
+            pending.lsn = self._wal.stage_append(
                 batch.column_flags | FLAG_EXTRA if extra else batch.column_flags,
                 topic.id,
                 pending.ts,
-                build_append_body(pending.first, batch.count, batch.json, reserve, batch.columns, extra),
+                pending.first,
+                batch.count,
+                reserve,
+                batch.json,
+                batch.columns,
+                extra,
             )
             pending.json_lsn = pending.lsn + JSON_OFFSET
-        gated = gated or self.gates(topic, topic.planned_config, batch.count)
+        gated = gated or durability == "fsync" or topic.gated > 0 or last > topic.reserved_synced
         topic.staged_head = last
         topic.staged_ts = pending.ts
         topic.pending_records += batch.count
         topic.pending_bytes += pending.size
-        if pending.extra.idem is not None:
+        if pending.extra is not NO_EXTRA and pending.extra.idem is not None:
             self._keyed[topic.id, pending.extra.idem] = pending
         self._add(pending, topic, gated)
 
     def _reserve(self, topic: Topic, last: int, count: int, ts: int) -> None:
-        """Keep seqs reserved ahead of what is handed out without a sync (docs/decisions/0003-sync-policy.md)."""
-        room = max(SEQ_RESERVE_MIN, 2 * count)
+        """Keep seqs reserved ahead of what is handed out without a sync (docs/decisions/0003-sync-policy.md).
+
+        The steps follow the topic's speed: half of one should last until a sync that nobody hurries has made the next
+        one durable. Otherwise every write soon waits for a sync.
+        """
+        room = max(SEQ_RESERVE_MIN, 2 * count, topic.reserve_step)
         if last + room // 2 <= topic.reserved:
             return
-        if topic.reserved > topic.reserved_synced:
-            # The last raise is not even synced: this topic is fast, take larger steps.
-            room = min(SEQ_RESERVE_MAX, max(room, 4 * (topic.reserved - topic.reserved_synced)))
+        lasted_ms = ts - topic.raised_ts
+        if topic.reserved > topic.reserved_synced or lasted_ms < self._step_lasts_ms:
+            room = max(2 * count, min(SEQ_RESERVE_MAX, 4 * room))
+        elif lasted_ms > 8 * self._step_lasts_ms:
+            room = max(SEQ_RESERVE_MIN, 2 * count, room // 4)
+        topic.reserve_step, topic.raised_ts = room, ts
         self._raise(topic, last + room)
         if topic.planned_config.durability == "ephemeral":
             self.stage_control(PendingControl(Watermark(reserve=topic.reserved), topic, ts))
@@ -193,6 +208,10 @@ class Committer:
     def _stage_frame(
         self, kind: int, flags: int, topic_id: int, ts: int, body: bytes | Sequence[bytes]
     ) -> int:
+        self._stage_what_comes_first(ts)
+        return self._wal.stage(kind, flags, topic_id, ts, body)
+
+    def _stage_what_comes_first(self, ts: int) -> None:
         if self._owed:
             owed, self._owed = self._owed, []
             for pending in owed:
@@ -201,7 +220,6 @@ class Committer:
         if wal.synced > self._marked:
             wal.stage(Kind.SYNCED, 0, 0, ts, encode_control(Synced(wal.synced)))
             self._marked = wal.synced
-        return wal.stage(kind, flags, topic_id, ts, body)
 
     def _add(self, pending: Pending, topic: Topic | None, gated: bool) -> None:
         if topic is not None and (gated or topic.gated):
@@ -266,6 +284,7 @@ class Committer:
     def _settled(self, pending: Pending) -> None:
         if (
             isinstance(pending, PendingAppend)
+            and pending.extra is not NO_EXTRA
             and pending.extra.idem is not None
             and pending.topic is not None
         ):
@@ -379,5 +398,6 @@ class Committer:
                 self._reserving[topic] = None  # at the end: everyone is looked at in turn
                 continue
             topic.reserved_synced = topic.head
+            topic.reserve_step = 0
             self.stage_control(PendingControl(Watermark(reserve=topic.head), topic, now_ms))
         self.commit(now_ms)

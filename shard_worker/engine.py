@@ -1,7 +1,9 @@
 """The storage engine of one shard behind its requests: plan, stage, commit, read, wait.
 
+    engine.begin_turn()         where many requests come together: they share one look at the clock
     engine.submit(request)      as often as a turn brings requests
     engine.commit()             once per turn: one write, then the answers
+    engine.end_turn()
     engine.sync_due() / begin_sync() / job.run() in a thread / finish_sync(job)
     engine.tick()               now and then: long polls, TTL, idle reservations
 
@@ -15,7 +17,7 @@ from collections.abc import Callable
 
 from shard_worker.arrivals import Arrivals
 from shard_worker.commit import Clock, Committer
-from shard_worker.core.batch import Batch, check_write, encode_batch, job_marks
+from shard_worker.core.batch import Batch, check_write, encode_batch, job_marks, read_write
 from shard_worker.core.describe import (
     deleted_records_json,
     deleted_topic_json,
@@ -43,7 +45,6 @@ from shared.api_types import (
     decode_config,
     decode_delete,
     decode_diff,
-    decode_write,
     resolve_config,
 )
 from shared.control_frames import (
@@ -68,7 +69,7 @@ from shared.limits import DEDUPE_MAX_KEYS_PER_SHARD, EPHEMERAL_MAX_BYTES, PAGE_S
 from shared.match import parse_match
 from shared.names import valid_topic_name
 from shared.settings import Settings
-from shared.wal_format import NO_EXTRA, AppendExtra
+from shared.wal_format import NO_EXTRA, AppendExtra, JobMark
 from shared.wire import Op, encode_list_body
 
 
@@ -91,6 +92,7 @@ class Engine:
         self._wall_ms = wall_ms
         self.clock = clock
         self._anchor_ms, self._anchor_at = 0, clock()
+        self._turn_ms = 0  # in a turn: when it began
         self.commits = Committer(wal, state, settings, shard, clock)
         self.held = HeldWrites()
         self.waited_ms: Callable[[Topic, int], int] = lambda topic, now_ms: 0  # of the topic's deliveries
@@ -99,7 +101,6 @@ class Engine:
         self.counters = EngineCounters()
         self.on_changed: list[Callable[[Topic], None]] = []  # told of each topic that changed in a turn
         self._handlers: dict[int, Callable[[Request], None]] = {
-            Op.APPEND: self._append,
             Op.READ: self._read,
             Op.STATE: self._state,
             Op.LIST: self._list,
@@ -122,8 +123,11 @@ class Engine:
         """The time, never earlier than any time this shard has written down, and never standing still.
 
         When the wall clock is set back, time goes on from where it was at the pace of the steady clock: leases run
-        out and syncs come due all the same.
+        out and syncs come due all the same. Within a turn it is that of its beginning.
         """
+        return max(self._turn_ms, self.state.clock_ms) if self._turn_ms else self._read_clocks()
+
+    def _read_clocks(self) -> int:
         steady = self.clock()
         now_ms = max(self._wall_ms(), self._anchor_ms + int((steady - self._anchor_at) * 1000))
         now_ms = max(now_ms, self.state.clock_ms)
@@ -133,11 +137,22 @@ class Engine:
 
     # --- turns ------------------------------------------------------------------------------------------
 
+    def begin_turn(self) -> None:
+        """From here to `end_turn` it is one and the same time, for all requests that came together."""
+        self._turn_ms = self._read_clocks()
+
+    def end_turn(self) -> None:
+        self._turn_ms = 0
+
     def submit(self, request: Request) -> None:
-        handler = self._handlers.get(request.op)
+        op = request.op
         try:
+            if op == Op.APPEND:
+                self._append(request)
+                return
+            handler = self._handlers.get(op)
             if handler is None:
-                raise InvalidRequest(f"unknown operation {request.op}")
+                raise InvalidRequest(f"unknown operation {op}")
             handler(request)
         except DiskFault:
             raise  # not this caller's failure: nobody knows what the log holds now
@@ -220,26 +235,29 @@ class Engine:
     # --- writes -----------------------------------------------------------------------------------------
 
     def _append(self, request: Request) -> None:
-        write = decode_write(request.body)
+        write = read_write(request.body)
         check_write(write, self.settings)
         name = request.topic
         topic = self.state.catalog.planned.get(name)
-        config = topic.planned_config if topic is not None else None
-        if config is None:
+        limited = topic is None or topic.limited or topic.staged_config is not None
+        if topic is not None:
+            config = topic.planned_config
+        else:
             config = resolve_config(None, write.config or TopicConfigIn(), topic=name)
             self._check_may_create(
                 request, name, allowed=write.create is not False, config=config, asked=write.create
             )
         now_ms = self.now_ms()
-        if topic is not None and config.discard == "reject":
+        if limited and topic is not None and config.discard == "reject":
             # Before seqs are planned: it writes, and a write that fails takes back what was staged before.
             self.sweep(topic, now_ms)
-        gated = self.commits.full and self.commits.gates(topic, config, len(write.records))
+        commits = self.commits
+        gated = commits.full and commits.gates(topic, config, len(write.records))
         if gated and write.disable_backpressure and self.held.hold(request, now_ms):
             return
-        self.commits.check_writable(gated=gated)
+        commits.check_writable(gated=gated)
         idem = write.idempotency_key
-        if idem is None:
+        if idem is None and request.options is not None:
             header = request.option("idem")
             idem = header if isinstance(header, str) else None
         if idem is not None and topic is not None and self._answer_repeat(request, topic, idem, now_ms):
@@ -247,8 +265,11 @@ class Engine:
         ts = max(now_ms, topic.staged_ts) if topic is not None else now_ms
         first = topic.staged_head + 1 if topic is not None else 1
         batch = encode_batch(write, len(request.body), first, ts, self.settings)
-        self.check_caps(config, topic, batch, name)
-        marks = job_marks(write, ts) if config.type == "queue" else ()
+        marks: tuple[JobMark, ...] = ()
+        if limited:
+            self.check_caps(config, topic, batch, name)
+            if config.type == "queue":
+                marks = job_marks(write, ts)
         if idem is not None:
             self._check_room_for_key(topic, now_ms)
         created = topic is None
@@ -256,9 +277,10 @@ class Engine:
             topic = self.stage_create(name, config, now_ms)
         extra = AppendExtra(idem, None, marks) if idem is not None or marks else NO_EXTRA
         pending = PendingAppend(request, topic, batch, first, ts, 0, extra, created)
-        self.commits.stage_append(pending)
-        self.counters.appends += 1
-        self.counters.records_appended += batch.count
+        commits.stage_append(pending)
+        counters = self.counters
+        counters.appends += 1
+        counters.records_appended += batch.count
 
     def _check_may_create(
         self, request: Request, name: str, *, allowed: bool, config: TopicConfig, asked: bool | None

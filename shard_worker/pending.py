@@ -20,32 +20,40 @@ if TYPE_CHECKING:
     from shared.wal_format import AppendExtra
 
 
-class Pending(Protocol):
-    topic: Topic | None
-    gated: bool
-    lsn: int
-    size: int
+class Pending:
+    """A base class and not a protocol: compiled code reads its fields and calls its methods directly."""
 
-    def apply(self, state: ShardState) -> None: ...
-    def answer(self, timings: Timings) -> None: ...
-    def undo(self, state: ShardState) -> None: ...
-    def requests(self) -> list[Request]: ...
+    __slots__ = ("gated", "lsn", "size", "topic")
+
+    def __init__(self, topic: Topic | None, size: int) -> None:
+        self.topic = topic
+        self.gated = False
+        self.lsn = 0
+        self.size = size
+
+    def apply(self, state: ShardState) -> None:
+        raise NotImplementedError
+
+    def answer(self, timings: Timings) -> None:
+        return None
+
+    def undo(self, state: ShardState) -> None:
+        return None
+
+    def requests(self) -> list[Request]:
+        return []
 
 
-class PendingAppend:
+class PendingAppend(Pending):
     __slots__ = (
         "batch",
         "created",
         "extra",
         "first",
         "followers",
-        "gated",
         "json_lsn",
-        "lsn",
         "request",
         "reserved",
-        "size",
-        "topic",
         "ts",
     )
 
@@ -60,18 +68,15 @@ class PendingAppend:
         extra: AppendExtra,
         created: bool,
     ) -> None:
+        super().__init__(topic, len(batch.json))
         self.request = request
-        self.topic: Topic | None = topic
         self.batch = batch
         self.first = first
         self.ts = ts
         self.reserved = reserved
         self.extra = extra
         self.created = created
-        self.gated = False
-        self.lsn = 0
         self.json_lsn = 0
-        self.size = len(batch.json)
         self.followers: list[Request] | None = None  # repeats that came before the first was committed
 
     def apply(self, state: ShardState) -> None:
@@ -99,8 +104,9 @@ class PendingAppend:
         assert topic is not None
         if self.request is not None:
             answer_write(self.request, topic, self.first, self.batch.count, self.created, False, timings)
-        for follower in self.followers or ():
-            answer_write(follower, topic, self.first, self.batch.count, False, True, timings)
+        if self.followers is not None:
+            for follower in self.followers:
+                answer_write(follower, topic, self.first, self.batch.count, False, True, timings)
 
     def undo(self, state: ShardState) -> None:
         topic = self.topic
@@ -138,23 +144,10 @@ def answer_write(
     )
 
 
-class PendingControl:
+class PendingControl(Pending):
     """Any frame but an append. `on_applied` builds the answer from the number of records removed."""
 
-    __slots__ = (
-        "_answer",
-        "_undo",
-        "fact",
-        "gated",
-        "lsn",
-        "owed",
-        "removed",
-        "request",
-        "size",
-        "topic",
-        "topic_id",
-        "ts",
-    )
+    __slots__ = ("_answer", "_undo", "fact", "owed", "removed", "request", "topic_id", "ts")
 
     def __init__(
         self,
@@ -165,15 +158,12 @@ class PendingControl:
         answer: AnswerBuilder | None = None,
         undo: Undo | None = None,
     ) -> None:
+        super().__init__(topic, 0)
         self.fact = fact
-        self.topic = topic
         self.topic_id = topic.id if topic is not None else 0
         self.ts = ts
         self.request = request
-        self.gated = False
-        self.lsn = 0
         self.owed = False  # if it is refused, it goes in front of whatever is written next
-        self.size = 0
         self.removed = 0
         self._answer = answer
         self._undo = undo
@@ -194,46 +184,32 @@ class PendingControl:
         return [] if self.request is None else [self.request]
 
 
-class PendingImport:
+class PendingImport(Pending):
     """A topic that comes from another shard."""
 
-    __slots__ = ("gated", "lsn", "size", "stored", "topic", "ts")
+    __slots__ = ("stored", "ts")
 
     def __init__(self, stored: SnapTopic, ts: int) -> None:
+        super().__init__(None, 0)
         self.stored = stored
-        self.topic: Topic | None = None
         self.ts = ts
-        self.gated = False
-        self.lsn = 0
-        self.size = 0
 
     def apply(self, state: ShardState) -> None:
         state.apply_import(self.lsn, self.ts, self.stored)
 
-    def answer(self, timings: Timings) -> None:
-        return None
 
-    def undo(self, state: ShardState) -> None:
-        return None
-
-    def requests(self) -> list[Request]:
-        return []
-
-
-class PendingReplacement:
+class PendingReplacement(Pending):
     """A compaction that is adopted. Waits for a sync, and the topics that lose records wait with it: caps count live
     records, so their frames must be applied in the order in which a replay will meet them."""
 
-    __slots__ = ("applied", "fact", "failed", "gated", "losing", "lsn", "removed", "size", "topic", "ts")
+    __slots__ = ("applied", "fact", "failed", "losing", "removed", "ts")
 
     def __init__(self, fact: SegmentsReplaced, losing: list[Topic], ts: int) -> None:
+        super().__init__(None, 0)
         self.fact = fact
         self.losing = losing
-        self.topic: Topic | None = None
         self.ts = ts
         self.gated = True
-        self.lsn = 0
-        self.size = 0
         self.removed = 0
         self.applied = False
         self.failed = False
@@ -243,9 +219,6 @@ class PendingReplacement:
         self.removed = state.apply(self.lsn, 0, self.ts, self.fact)
         self.applied = True
 
-    def answer(self, timings: Timings) -> None:
-        return None
-
     def undo(self, state: ShardState) -> None:
         self._release()
         self.failed = True
@@ -254,22 +227,16 @@ class PendingReplacement:
         for topic in self.losing:
             topic.gated -= 1
 
-    def requests(self) -> list[Request]:
-        return []
 
-
-class Barrier:
+class Barrier(Pending):
     """No frame of its own: an answer that stands behind the frames of its topic."""
 
-    __slots__ = ("_build", "_request", "gated", "lsn", "size", "topic")
+    __slots__ = ("_build", "_request")
 
     def __init__(self, request: Request, topic: Topic, build: AnswerBuilder) -> None:
+        super().__init__(topic, 0)
         self._request = request
-        self.topic: Topic | None = topic
         self._build = build
-        self.gated = False
-        self.lsn = 0
-        self.size = 0
 
     def apply(self, state: ShardState) -> None:
         return None
@@ -277,9 +244,6 @@ class Barrier:
     def answer(self, timings: Timings) -> None:
         status, body = self._build(0)
         self._request.sink.answer(self._request.id, status, body, timings)
-
-    def undo(self, state: ShardState) -> None:
-        return None
 
     def requests(self) -> list[Request]:
         return [self._request]

@@ -184,7 +184,7 @@ class PlainRecordIn(Struct, forbid_unknown_fields=True, gc=False):
     data: Raw
 
 
-class PlainWriteRequest(Struct, forbid_unknown_fields=True):
+class PlainWriteRequest(Struct, forbid_unknown_fields=True, gc=False):
     """A write of plain records. What decodes into this needs no look at single records."""
 
     records: list[PlainRecordIn]
@@ -268,7 +268,7 @@ class DeleteRequest(Struct):
 
 _T = TypeVar("_T")
 
-_plain_write_decoder = msgspec.json.Decoder(PlainWriteRequest)
+plain_write_decoder = msgspec.json.Decoder(PlainWriteRequest)
 _write_decoder = msgspec.json.Decoder(WriteRequest)
 _claim_decoder = msgspec.json.Decoder(ClaimRequest)
 _ack_decoder = msgspec.json.Decoder(AckRequest)
@@ -302,9 +302,14 @@ def decode_body(decoder: msgspec.json.Decoder[_T], body: bytes) -> _T:
 def decode_write(body: bytes) -> WriteRequest | PlainWriteRequest:
     try:
         if body.isascii():
-            return _plain_write_decoder.decode(body)
+            return plain_write_decoder.decode(body)
     except (msgspec.DecodeError, RecursionError):
         pass  # a field that plain writes do not have, or an error: the complete type tells which
+    return decode_rich_write(body)
+
+
+def decode_rich_write(body: bytes) -> WriteRequest:
+    """Any write, plain ones as well."""
     return _decode(_write_decoder.decode, body)
 
 

@@ -1,13 +1,14 @@
 """The 64-byte header that every file of the store begins with. Layout: docs/disk-format.md §3."""
 
 from struct import Struct
+from typing import Final
 
 import msgspec
 from xxhash import xxh3_64_intdigest
 
 from shared.format_errors import BadBytes, NewerVersion
 
-FILE_HEADER_BYTES = 64
+FILE_HEADER_BYTES: Final = 64
 FILE_VERSION = 1
 
 WAL_MAGIC = b"TOPICWAL"

@@ -7,7 +7,7 @@ F2 a frame that is intact but of a newer version or unknown kind raises, so that
 from collections.abc import Sequence
 from enum import IntEnum
 from struct import Struct
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 from xxhash import xxh3_64, xxh3_64_intdigest
@@ -15,18 +15,19 @@ from xxhash import xxh3_64, xxh3_64_intdigest
 from shared.format_errors import NewerVersion
 
 FRAME_MAGIC = b"TFR1"
-FRAME_VERSION = 1
-FRAME_HEADER_BYTES = 40
-FRAME_CHECKSUM_BYTES = 8
-FRAME_MIN_BYTES = FRAME_HEADER_BYTES + FRAME_CHECKSUM_BYTES
-FRAME_MAX_BYTES = 256 << 20
+FRAME_VERSION: Final = 1
+FRAME_HEADER_BYTES: Final = 40
+FRAME_CHECKSUM_BYTES: Final = 8
+FRAME_MIN_BYTES: Final = FRAME_HEADER_BYTES + FRAME_CHECKSUM_BYTES
+FRAME_MAX_BYTES: Final = 256 << 20
 FRAME_LENGTH_AT = 4
 TOPIC_ID_AT = 24
 
 # From here on hashing part by part is cheaper than copying the joined frame once more.
 _STREAM_FROM_BYTES = 16 << 10
 
-_HEADER = Struct("<4sIBBHIQQQ")
+FRAME_HEADER_FORMAT = "4sIBBHIQQQ"
+_HEADER = Struct(f"<{FRAME_HEADER_FORMAT}")
 _pack_header = _HEADER.pack
 _unpack_header = _HEADER.unpack_from
 _CHECKSUM = Struct("<Q")

@@ -1,11 +1,12 @@
 """Log files and append frames. Layout: docs/disk-format.md §2 to §3.2.
 
-Building is the append hot path: a body is handed over in parts, and build_frame copies it once.
+A body is handed over in parts, and build_frame copies it once. The hot path builds body and frame together
+(shared/append_frame.py).
 """
 
 from dataclasses import dataclass
 from struct import Struct
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from shared.cbor_body import U64_MAX, as_list, as_text, as_uint, dump_map, list_of, load_map, without_none
 from shared.columns import COLUMNS_MASK, Columns
@@ -13,14 +14,15 @@ from shared.file_header import WAL_MAGIC, FileHeader, decode_file_header, encode
 from shared.format_errors import BadBytes
 from shared.frame import FRAME_HEADER_BYTES, Frame, Kind
 
-FLAG_EXTRA = 64
-APPEND_HEADER_BYTES = 24
-JSON_OFFSET = FRAME_HEADER_BYTES + APPEND_HEADER_BYTES
+FLAG_EXTRA: Final = 64
+APPEND_HEADER_BYTES: Final = 24
+JSON_OFFSET: Final = FRAME_HEADER_BYTES + APPEND_HEADER_BYTES
 """The JSON part of every append frame starts here, counted from the frame's start."""
-LSN_OFFSET_BITS = 32
+LSN_OFFSET_BITS: Final = 32
 WAL_MAX_FILE_BYTES = 1 << LSN_OFFSET_BITS
 
-_APPEND = Struct("<QIIII")
+APPEND_HEADER_FORMAT = "QIIII"
+_APPEND = Struct(f"<{APPEND_HEADER_FORMAT}")
 _pack_append = _APPEND.pack
 _unpack_append = _APPEND.unpack_from
 _NOT_APPEND_FLAGS = ~(COLUMNS_MASK | FLAG_EXTRA)

@@ -8,7 +8,6 @@ per record: they are the common case and the hot path.
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass
 from itertools import accumulate, repeat
 from operator import add
 
@@ -21,7 +20,9 @@ from shared.api_types import (
     PlainWriteRequest,
     RecordIn,
     WriteRequest,
+    decode_rich_write,
     meta_bytes,
+    plain_write_decoder,
 )
 from shared.columns import DATA_NULL, HAS_KEY, HAS_META, HAS_NODE, HAS_TAG, encode_columns
 from shared.errors import BatchTooLarge, InvalidRequest, RecordTooLarge
@@ -39,12 +40,38 @@ _LEAST_URGENT, _MOST_URGENT = CLAMPED["priority"]
 _meta_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-@dataclass(slots=True)
+_decode_plain = plain_write_decoder.decode
+
+
 class Batch:
-    count: int
-    json: bytes
-    column_flags: int
-    columns: bytes
+    """Not a dataclass: compiled ones are still made by an interpreted `__init__`."""
+
+    __slots__ = ("column_flags", "columns", "count", "json")
+
+    def __init__(self, count: int, json: bytes, column_flags: int, columns: bytes) -> None:
+        self.count = count
+        self.json = json
+        self.column_flags = column_flags
+        self.columns = columns
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Batch)
+            and self.count == other.count
+            and self.json == other.json
+            and self.column_flags == other.column_flags
+            and self.columns == other.columns
+        )
+
+
+def read_write(body: bytes) -> WriteRequest | PlainWriteRequest:
+    """`decode_write`, with the common case in here, where it is compiled."""
+    if body.isascii():
+        try:
+            return _decode_plain(body)
+        except (msgspec.DecodeError, RecursionError):
+            pass  # a field that plain writes do not have, or an error: the complete type tells which
+    return decode_rich_write(body)
 
 
 def check_write(write: WriteRequest | PlainWriteRequest, settings: Settings) -> None:
@@ -72,10 +99,11 @@ def encode_batch(
     `trusted`: records that were within the limits where they come from, and may have grown by what we added.
     """
     if isinstance(write, PlainWriteRequest):
+        records = write.records
         if body_bytes > settings.max_record_bytes:
-            for index, record in enumerate(write.records):
+            for index, record in enumerate(records):
                 _check_size(len(record.data), index, settings)
-        return _encode_plain(write.records, first_seq, ts)
+        return _encode_plain(records, first_seq, ts)
     return _encode_rich(write.records, write.node, first_seq, ts, settings, trusted)
 
 
@@ -90,7 +118,8 @@ def _check_size(size: int, index: int, settings: Settings) -> None:
 def _encode_plain(records: list[PlainRecordIn], first_seq: int, ts: int) -> Batch:
     count = len(records)
     if count == 1:
-        return Batch(1, b'{"$seq":%d,"$ts":%d,"data":%b},' % (first_seq, ts, records[0].data), 0, b"")
+        head = b'{"$seq":%d,"$ts":%d,"data":' % (first_seq, ts)
+        return Batch(1, b"".join((head, records[0].data, b"},")), 0, b"")
     datas = [record.data for record in records]
     stamp = b',"$ts":%d,"data":' % ts
     parts: list[bytes | msgspec.Raw] = [stamp] * (4 * count)

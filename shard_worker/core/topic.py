@@ -49,6 +49,17 @@ class Run:
     max_ts: int
 
 
+def _limits(config: TopicConfig) -> bool:
+    """Has an append more to look at than its own records: caps, jobs, memory?"""
+    return (
+        config.cap_records > 0
+        or config.cap_bytes > 0
+        or config.discard != "old"
+        or config.type != "log"
+        or config.durability == "ephemeral"
+    )
+
+
 class Resident(NamedTuple):
     """A batch that is kept in memory only."""
 
@@ -74,6 +85,7 @@ class Topic:
         "last_file",
         "last_read_ts",
         "last_ts",
+        "limited",
         "live_from",
         "lsn",
         "moved",
@@ -81,8 +93,10 @@ class Topic:
         "pending_bytes",
         "pending_records",
         "queue",
+        "raised_ts",
         "reason",
         "removals",
+        "reserve_step",
         "reserved",
         "reserved_synced",
         "resident",
@@ -102,6 +116,7 @@ class Topic:
         self.name = name
         self.epoch = epoch
         self.config = config
+        self.limited = _limits(config)
         self.lsn = 0  # the last frame applied to this topic; replay skips up to here
         self.head = 0
         self.last_ts = 0
@@ -131,6 +146,8 @@ class Topic:
         # Seqs up to `reserved` may be handed out without a sync; see docs/decisions/0003-sync-policy.md.
         self.reserved = 0
         self.reserved_synced = 0
+        self.reserve_step = 0  # seqs of the last raise, and when that was
+        self.raised_ts = 0
         self.waiters: dict[object, None] | None = None
         self.queue: LeaseQueue | None = None  # of topics that are queues
         self.moved: dict[str, int] = {}  # records that came from another topic: identity there, seq here
@@ -243,6 +260,8 @@ class Topic:
         self.hot_bytes += size
         if self.terms is not None:
             self.terms.add(self.hot_piece(len(self.hot.first) - 1, source))
+        if not self.limited:
+            return
         config = self.config
         if config.discard == "old" and (
             0 < config.cap_records < self.count or 0 < config.cap_bytes < self.bytes
@@ -295,6 +314,7 @@ class Topic:
 
     def apply_config(self, config: TopicConfig, source: PieceSource) -> None:
         self.config = config
+        self.limited = _limits(config)
         if config.discard == "old":
             self._hold_caps(source)
 

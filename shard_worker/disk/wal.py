@@ -13,8 +13,10 @@ import errno
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Final
 
+from shared.append_frame import APPEND_MIN_BYTES, append_buffers
 from shared.errors import DiskFault
 from shared.file_header import FILE_HEADER_BYTES, FileHeader
 from shared.frame import FRAME_MIN_BYTES, Kind, build_frame, frame_buffers
@@ -22,6 +24,9 @@ from shared.io.durable_fs import File, FileSystem
 from shared.wal_format import LSN_OFFSET_BITS, encode_wal_header, lsn_of, split_lsn
 
 _OFFSET_MASK = (1 << LSN_OFFSET_BITS) - 1
+_JOINED_BYTES: Final = (
+    256 << 10
+)  # below this, copying many frames into one buffer is cheaper than a vector of them
 
 
 def wal_file_name(file_no: int) -> str:
@@ -67,13 +72,15 @@ class WalCounters:
     rotations: int = 0
 
 
-@dataclass(slots=True)
 class _Part:
     """The staged frames that go into one file."""
 
-    file_no: int
-    offset: int
-    buffers: list[bytes] = field(default_factory=list)
+    __slots__ = ("buffers", "file_no", "offset")
+
+    def __init__(self, file_no: int, offset: int) -> None:
+        self.file_no = file_no
+        self.offset = offset
+        self.buffers: list[bytes] = []
 
 
 class Wal:
@@ -145,14 +152,42 @@ class Wal:
     def stage(self, kind: int, flags: int, topic_id: int, ts_ms: int, body: bytes | Sequence[bytes]) -> int:
         """Add a frame to the group; returns its lsn."""
         length = FRAME_MIN_BYTES + (len(body) if isinstance(body, bytes) else sum(map(len, body)))
+        lsn = self._place(length, ts_ms)
+        self._add(frame_buffers(kind, flags, lsn, topic_id, ts_ms, body), length)
+        return lsn
+
+    def stage_append(
+        self,
+        flags: int,
+        topic_id: int,
+        ts_ms: int,
+        first_seq: int,
+        count: int,
+        reserve: int,
+        json: bytes,
+        columns: bytes,
+        extra: bytes,
+    ) -> int:
+        """`stage` for appends, of which there are many."""
+        length = APPEND_MIN_BYTES + len(json) + len(columns) + len(extra)
+        lsn = self._place(length, ts_ms)
+        self._add(
+            append_buffers(flags, lsn, topic_id, ts_ms, first_seq, count, reserve, json, columns, extra),
+            length,
+        )
+        return lsn
+
+    def _place(self, length: int, ts_ms: int) -> int:
+        """The lsn of a frame of this length, in the next file if this one has no room for it."""
         # Room for the FILE_END frame stays free. A frame larger than a file gets one of its own.
         if self._offset + length + FRAME_MIN_BYTES > self._file_bytes and self._offset > FILE_HEADER_BYTES:
             self._stage_file_end(ts_ms)
-        lsn = self._file_no << LSN_OFFSET_BITS | self._offset
-        self._part().buffers += frame_buffers(kind, flags, lsn, topic_id, ts_ms, body)
+        return self._file_no << LSN_OFFSET_BITS | self._offset
+
+    def _add(self, buffers: list[bytes], length: int) -> None:
+        self._part().buffers.extend(buffers)
         self._offset += length
         self.counters.frames += 1
-        return lsn
 
     def _part(self) -> _Part:
         if not self._parts or self._parts[-1].file_no != self._file_no:
@@ -179,7 +214,10 @@ class Wal:
                     file = self._create(part.file_no, now_ms)
                     self.counters.rotations += 1
                 self._dirty[part.file_no] = file
-                self.counters.bytes += file.pwritev(part.buffers, part.offset)
+                buffers = part.buffers
+                if len(buffers) > 1 and sum(map(len, buffers)) < _JOINED_BYTES:
+                    buffers = [b"".join(buffers)]
+                self.counters.bytes += file.pwritev(buffers, part.offset)
         except OSError:
             self._undo(parts[0], created)
             raise

@@ -41,14 +41,11 @@ class BackupLinks:
         self._on_free = on_free
         self._backups: dict[Link, _Backup] = {}
         self._pins = Pins()
+        self.held = False
         self._held = trio.Event()
         self._free = trio.Event()
         self._free.set()
         shard.maintenance.keepers.append(self._pins)
-
-    @property
-    def held(self) -> bool:
-        return not self._free.is_set()
 
     def is_holder(self, link: Link) -> bool:
         return link in self._backups
@@ -98,6 +95,7 @@ class BackupLinks:
         link.answer(id, 200, plan.encode())
         self._free = trio.Event()
         self._held.set()
+        self.held = True
 
     def _release(self, link: Link, id: int) -> None:
         backup = self._backups.get(link)
@@ -110,6 +108,7 @@ class BackupLinks:
 
     def _check_free(self) -> None:
         if self.held and not any(backup.holding for backup in self._backups.values()):
+            self.held = False
             self._held = trio.Event()
             self._free.set()
             self._on_free()

@@ -21,7 +21,6 @@ from shared.wire import (
     MAX_FDS_PER_FRAME,
     Answer,
     Draining,
-    FileExtent,
     FileOpened,
     FileRetired,
     LinkError,
@@ -105,13 +104,11 @@ class Link:
         tail: bytes | None = None,
     ) -> None:
         if extents:
-            if not self._announce({file for file, _, _ in extents}):
-                body = body + self._files.read(extents) + (tail or b"")
-                extents = tail = None
-            else:
-                shown = [FileExtent(*extent) for extent in extents]
+            shown = self._files.stitched(extents)
+            if self._announce({file for file, _, _ in shown}):
                 self._messages.append(Answer(id, status, body, timings, shown, tail))
                 return
+            body = body + self._files.read(extents) + (tail or b"")
         self._messages.append(Answer(id, status, body, timings))
         self._turn_bytes += len(body)
 

@@ -3,7 +3,8 @@
 The links' sockets live in an epoll set of their own, which is served whenever trio is idle
 (shared/io/idle_turns.py): under load a turn serves all of them for the price of one wake-up, and batches form by
 themselves; a lone request goes straight through. A task does the rest: requests that had to wait, routers, deadlines.
-Syncs and maintenance jobs run in threads meanwhile; their outcome is taken in between turns.
+Syncs and maintenance jobs run in threads meanwhile. The end of a sync is an event of the set, and whoever waits for
+the next one has it started by the turn that finds nothing in its way; a task only sees to what can wait.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import trio.lowlevel
 from shard_worker.disk.staged_jobs import RefuseJob
 from shard_worker.inspection import answer, view_of_shard
 from shard_worker.metrics import worker_metrics
-from shard_worker.pressure import LoopLag, Signals
+from shard_worker.pressure import WIDEN, LoopLag, Signals
 from shard_worker.request import Request
 from shard_worker.serve.archive_loop import hand_over
 from shard_worker.serve.backup_links import BACKUP_OPS, BackupLinks
@@ -31,6 +32,7 @@ from shard_worker.serve.link import Link, LinkGone
 from shard_worker.serve.peers import PeerLinks
 from shard_worker.serve.pushes import Pushes
 from shard_worker.serve.served_files import ServedFiles
+from shard_worker.serve.sync_thread import SyncThread
 from shard_worker.shard import Shard
 from shared.cbor_body import dump_map
 from shared.errors import DataDamage, Internal, ShuttingDown, TopicsError
@@ -73,6 +75,8 @@ class TurnLoop:
         self._epoll.register(listener.fileno(), select.EPOLLIN)
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # wakes the loop from other tasks
         self._epoll.register(self._bell, select.EPOLLIN)
+        self._syncs = SyncThread()
+        self._epoll.register(self._syncs.fd, select.EPOLLIN)
         self._links: dict[int, Link] = {}
         self._masks: dict[int, int] = {}
         self._files = ServedFiles(shard.engine.wal)
@@ -92,13 +96,13 @@ class TurnLoop:
         shard.engine.moves.peers = self._peers
         self._backups = BackupLinks(shard, on_free=self._go_on)
         self._unsynced = trio.Event()  # something is: sooner or later it is synced
-        self._sync_wanted = trio.Event()  # somebody waits for that
+        self._sync_wanted = trio.Event()  # somebody waits for that, and there is pressure or a backup
         self._work_wanted = trio.Event()
         self._turn_over = trio.Event()
         self._forwards = ForwardTimes(time.perf_counter)
         self._sleep: trio.CancelScope | None = None  # of the task that does what does not arrive
         self._sleeps_until_ms = math.inf
-        self._failure: Exception | None = None
+        self._failure: BaseException | None = None
         self._draining = False
         self._stopped = False
 
@@ -106,6 +110,17 @@ class TurnLoop:
 
     async def run(self) -> None:
         """Serve until `stop`. A disk that fails a sync raises DiskFault out of here."""
+        try:
+            await self._run_tasks()
+        finally:
+            self._stopped = True  # no more syncs
+            # Not to be cancelled half-way: we could not say whether the group is durable.
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(self._syncs.join)
+            if self._failure is None and self._finish_sync():
+                self._end_turn()
+
+    async def _run_tasks(self) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(serve_epoll, self._epoll, self._serve)
             nursery.start_soon(self._sync_loop)
@@ -129,7 +144,7 @@ class TurnLoop:
             self._turn(events, [])
             if self._lag.turned(time.perf_counter()):
                 self._observe()
-        except Exception as err:
+        except BaseException as err:
             self._failure = err  # raised by the task below
             if self._sleep is not None:
                 self._sleep.cancel()
@@ -231,11 +246,34 @@ class TurnLoop:
             self._read_only = reason is not None
             self._log_read_only(None if reason is None else reason.message)
 
+    def _see_to_sync(self) -> None:
+        """At the end of a turn: a sync for those who wait for one, now if nothing is in its way."""
+        commits = self._engine.commits
+        if commits.sync_running or self._stopped or not commits.needs_sync:
+            return
+        pressure = self._pressure
+        if (
+            commits.waiting
+            and not self._backups.held
+            and pressure.level < WIDEN
+            and not pressure.commit_window_ms
+        ):
+            self._begin_sync()
+            return
+        if not self._unsynced.is_set():
+            self._unsynced.set()
+        if commits.waiting:
+            self._sync_wanted.set()
+
     async def _sync_loop(self) -> None:
+        """Syncs that are in no hurry: of what nobody waits for, under pressure, after a hold."""
         engine = self._engine
         interval_s = engine.settings.sync_interval_ms / 1000
         while True:
             await self._unsynced.wait()
+            if not engine.commits.needs_sync:
+                self._unsynced = trio.Event()
+                continue
             if not engine.sync_due():
                 # Only background data is unsynced: let it gather, unless somebody starts to wait for a sync.
                 self._sync_wanted = trio.Event()
@@ -245,12 +283,8 @@ class TurnLoop:
             if not await self._gather_company():
                 continue
             await self._backups.free()
-            # Not to be cancelled half-way: we could not say whether the group is durable.
-            with trio.CancelScope(shield=True):
-                await self._sync()
-            if not engine.commits.needs_sync:
-                self._unsynced = trio.Event()
-            self._end_turn()
+            if engine.sync_due():
+                self._begin_sync()
 
     async def _gather_company(self) -> bool:
         """Under pressure a sync waits a little, so that more writes share it. False: there is no need for one now."""
@@ -262,17 +296,21 @@ class TurnLoop:
             return self._engine.sync_due()
         return True
 
-    async def _sync(self) -> None:
+    def _begin_sync(self) -> None:
         engine = self._engine
         engine.commit()
         self._pushes.begin_sync()
-        job = engine.begin_sync()
-        started = time.perf_counter()
-        await trio.to_thread.run_sync(job.run)
-        job.run_ms = (time.perf_counter() - started) * 1000
-        engine.finish_sync(job)
+        self._syncs.start(engine.begin_sync())
+
+    def _finish_sync(self) -> bool:
+        """Has a sync ended? Then what waited for it is visible, and answered. Raises DiskFault if it failed."""
+        job = self._syncs.take()
+        if job is None:
+            return False
+        self._engine.finish_sync(job)
         self._pushes.finish_sync()
         self._backups.after_sync()
+        return True
 
     async def _maintenance_loop(self) -> None:
         maintenance = self._shard.maintenance
@@ -308,6 +346,7 @@ class TurnLoop:
     # --- one turn ---------------------------------------------------------------------------------------
 
     def _turn(self, events: list[tuple[int, int]], deferred: list[Link]) -> None:
+        self._engine.begin_turn()
         for link in deferred:
             self._serve_deferred(link)
         for fd, mask in events:
@@ -315,6 +354,8 @@ class TurnLoop:
             if found is None:
                 if fd == self._listener.fileno():
                     self._accept()
+                elif fd == self._syncs.fd:
+                    self._finish_sync()
                 elif fd == self._bell:
                     os.eventfd_read(self._bell)
                 continue
@@ -328,8 +369,16 @@ class TurnLoop:
         self._end_turn()
 
     def _take(self, link: Link) -> None:
-        link.deferred.extend(link.receive(*self._totals()))
-        self._serve_deferred(link)
+        requests = link.receive(*self._totals())
+        if link.deferred or not self._may_serve(link):
+            link.deferred.extend(requests)
+            self._serve_deferred(link)
+            return
+        for place, request in enumerate(requests):
+            if link.full:
+                link.deferred.extend(requests[place:])
+                return
+            self._submit(link, request)
 
     def _serve_deferred(self, link: Link) -> None:
         """Requests in order, as far as their answers fit into a turn."""
@@ -345,19 +394,21 @@ class TurnLoop:
         os.eventfd_write(self._bell, 1)
 
     def _submit(self, link: Link, message: WireRequest) -> None:
-        options = message.options
-        if message.op == Op.READ and not link.takes_files:
+        id_, op, options = message.id, message.op, message.options
+        if op == Op.READ and not link.takes_files:
             options = {**options, **_INLINE} if options else _INLINE
-        request = Request(link, message.id, message.op, message.topic, message.body, options)
-        if message.op == Op.METRICS:
-            request.sink.answer(request.id, 200, worker_metrics(self._shard))
-        elif message.op == Op.INSPECT:
+        request = Request(link, id_, op, message.topic, message.body, options)
+        if op == Op.APPEND and not self._draining:
+            self._engine.submit(request)
+        elif op == Op.METRICS:
+            link.answer(id_, 200, worker_metrics(self._shard))
+        elif op == Op.INSPECT:
             self._inspect(request)
-        elif message.op in _SUBSCRIPTIONS:
+        elif op in _SUBSCRIPTIONS:
             self._subscription(link, message)
-        elif self._draining and message.op not in (Op.PING, Op.CANCEL):
+        elif self._draining and op not in (Op.PING, Op.CANCEL):
             request.fail(ShuttingDown())
-        elif message.op in BACKUP_OPS:
+        elif op in BACKUP_OPS:
             self._backups.submit(link, message)
         else:
             self._engine.submit(request)
@@ -396,6 +447,11 @@ class TurnLoop:
         if not self._backups.held:
             engine.commit()
             self._pushes.serve()
+        self._see_to_sync()
+        engine.end_turn()
+        for file in self._files.take_retired():
+            for link in self._links.values():
+                link.retire(file)
         totals = self._totals()
         for fd, link in list(self._links.items()):
             try:
@@ -404,15 +460,12 @@ class TurnLoop:
                 self._drop(fd)
                 continue
             self._update_mask(fd, link)
-        if engine.commits.needs_sync and not engine.commits.sync_running:
-            self._unsynced.set()
-            if engine.commits.waiting:
-                self._sync_wanted.set()
         if self._shard.maintenance.due:
             self._work_wanted.set()
         if self._sleep is not None and self._has_more_to_do():
             self._sleep.cancel()
-        self._turn_over.set()
+        if self._draining:
+            self._turn_over.set()
 
     def _has_more_to_do(self) -> bool:
         """Has this turn left something to the task that sleeps?"""
@@ -499,6 +552,7 @@ class TurnLoop:
             self._drop(fd)
         self._files.close()
         self._epoll.close()
+        self._syncs.close()
         os.close(self._bell)
 
 

@@ -40,6 +40,19 @@ def opened(time: SteppedTime) -> Shard:
     )
 
 
+def test_within_a_turn_time_stands_still_but_never_behind_what_was_written() -> None:
+    time = SteppedTime()
+    engine = opened(time).engine
+    engine.begin_turn()
+    began = engine.now_ms()
+    time.pass_ms(50)
+    assert engine.now_ms() == began
+    engine.state.clock_ms = began + 7
+    assert engine.now_ms() == began + 7
+    engine.end_turn()
+    assert engine.now_ms() == began + 50
+
+
 def test_p09_a_long_poll_ends_although_the_clock_was_set_back() -> None:
     time, sink = SteppedTime(), Collected()
     engine = opened(time).engine
