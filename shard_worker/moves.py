@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from shard_worker.core.batch import encode_batch
+from shard_worker.core.job import JobState
 from shard_worker.core.job_json import moved_record, readable_records, records_of, without_origin
-from shard_worker.core.lease_queue import JobState, written_at
+from shard_worker.core.lease_queue import written_at
 from shard_worker.core.reading import PLAIN_VIEW, wanted_in
 from shard_worker.core.topic import Topic
 from shard_worker.pending import PendingAppend, PendingControl

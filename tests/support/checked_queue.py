@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from shard_worker.core.lease_queue import AGING_MS, JobState
+from shard_worker.core.job import JobState
+from shard_worker.core.lease_queue import AGING_MS
 from shared.errors import DiskFault
 from shared.wire import Op
 from tests.support.fake_disk import FakeDisk, Keep
