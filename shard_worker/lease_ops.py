@@ -15,7 +15,7 @@ from shard_worker.core.lease_queue import LeaseQueue
 from shard_worker.core.stretches import Stretch, count_of, seqs_of
 from shard_worker.core.topic import Topic
 from shard_worker.pending import PendingControl
-from shard_worker.request import Request
+from shard_worker.request import Request, Timings
 from shared.api_types import CLAMPED, decode_ack, decode_extend, decode_nack
 from shared.control_frames import JobsDone, JobsLeased, JobsReleased, LeaseRow
 from shared.errors import BatchTooLarge, InvalidRequest, NotAQueue, TopicNotFound
@@ -23,6 +23,7 @@ from shared.limits import PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX, QUEUE_SEQS_MAX
 from shared.wire import Op
 
 if TYPE_CHECKING:
+    from shard_worker.core.shard_state import ShardState
     from shard_worker.engine import Engine
 
 LEASE_MS_MIN, LEASE_MS_MAX = CLAMPED["lease_ms"]
@@ -34,6 +35,54 @@ class ClaimsBefore(Protocol):
     """Claims of the same turn, which decisions must not overtake."""
 
     def catch_up(self, request: Request, topic: Topic, now_ms: int, node: str | None) -> None: ...
+
+
+class PendingAck(PendingControl):
+    """Jobs that are done, on their way to the log. A class where others pass functions: there is one for every ack, and
+    functions that know each other are left to the collector of cycles."""
+
+    __slots__ = ("_engine", "_held", "_queue", "_skipped")
+
+    def __init__(
+        self,
+        engine: Engine,
+        topic: Topic,
+        queue: LeaseQueue,
+        held: list[Stretch],
+        skipped: int,
+        now_ms: int,
+        request: Request,
+    ) -> None:
+        super().__init__(JobsDone(tuple(seqs_of(held))), topic, now_ms, request)
+        self._engine = engine
+        self._queue = queue
+        self._held = held
+        self._skipped = skipped
+
+    def answer(self, timings: Timings) -> None:
+        request, topic = self.request, self.topic
+        assert request is not None and topic is not None
+        now_ms = self._engine.now_ms() if self.gated else self.ts  # a sync takes its time
+        body = counts_json(topic, self._queue, now_ms, b"acked", count_of(self._held), self._skipped)
+        request.sink.answer(request.id, 200, body, timings)
+
+    def undo(self, state: ShardState) -> None:
+        for first, last in self._held:
+            self._queue.keep(first, last)
+
+
+def counts_json(
+    topic: Topic, queue: LeaseQueue, now_ms: int, decided: bytes, count: int, skipped: int
+) -> bytes:
+    # A delete of the same turn may have taken jobs from under their leases.
+    queue.settle(topic, now_ms)
+    return b'{"%b":%d,"skipped":%d,"ready":%d,"in_flight":%d' % (
+        decided,
+        count,
+        skipped,
+        queue.ready(topic),
+        queue.in_flight,
+    )
 
 
 class LeaseOps:
@@ -66,17 +115,22 @@ class LeaseOps:
         self, queue: LeaseQueue, node: str, seqs: list[int], lease_ids: list[str] | None
     ) -> list[Stretch]:
         """Those of `seqs` about which this caller may decide; the others are skipped, never an error."""
-        if len(seqs) > QUEUE_SEQS_MAX:
-            raise BatchTooLarge(what="seqs", count=len(seqs), max=QUEUE_SEQS_MAX)
-        if lease_ids is not None and len(lease_ids) != len(seqs):
+        count = len(seqs)
+        if count > QUEUE_SEQS_MAX:
+            raise BatchTooLarge(what="seqs", count=count, max=QUEUE_SEQS_MAX)
+        if lease_ids is not None and len(lease_ids) != count:
             raise InvalidRequest("lease_ids must have one entry per seq")
-        if len(seqs) > 1 and len(set(seqs)) < len(seqs):
+        held = queue.held(seqs, node, lease_ids)
+        if len(held) == 1 and held[0][1] - held[0][0] == count - 1:
+            return held  # all of them, and all different
+        if len(set(seqs)) < count:
             if lease_ids is not None:
                 pairs = dict(zip(seqs, lease_ids, strict=True))
                 seqs, lease_ids = list(pairs), list(pairs.values())
             else:
                 seqs = list(dict.fromkeys(seqs))
-        return queue.held(seqs, node, lease_ids)
+            held = queue.held(seqs, node, lease_ids)
+        return held
 
     def _ack(self, request: Request) -> None:
         wanted = decode_ack(request.body)
@@ -85,24 +139,14 @@ class LeaseOps:
         held = self._held(queue, wanted.node, wanted.seqs, wanted.lease_ids)
         acked = count_of(held)
         skipped = len(wanted.seqs) - acked
-
-        def answer(_: int) -> tuple[int, bytes]:
-            return 200, self._counts(queue, topic, b"acked", acked, skipped)
-
         if not held:
-            self._answer_now(request, answer)
+            request.sink.answer(request.id, 200, counts_json(topic, queue, now_ms, b"acked", 0, skipped))
             return
         self._engine.commits.check_writable()
         for first, last in held:
             queue.leave(first, last)
         self._engine.counters.jobs_acked += acked
-
-        def undo() -> None:
-            for first, last in held:
-                queue.keep(first, last)
-
-        fsync = topic.config.durability == "fsync"
-        self._stage(request, topic, JobsDone(tuple(seqs_of(held))), answer, undo, now_ms, durable=fsync)
+        self._stage(PendingAck(self._engine, topic, queue, held, skipped, now_ms, request), durable=True)
 
     def _nack(self, request: Request) -> None:
         wanted = decode_nack(request.body)
@@ -114,7 +158,7 @@ class LeaseOps:
         due_ms = now_ms + wanted.delay_ms if wanted.delay_ms else 0
 
         def answer(_: int) -> tuple[int, bytes]:
-            return 200, self._counts(queue, topic, b"nacked", nacked, skipped)
+            return 200, counts_json(topic, queue, self._engine.now_ms(), b"nacked", nacked, skipped)
 
         if not held:
             self._answer_now(request, answer)
@@ -130,7 +174,7 @@ class LeaseOps:
                     queue.keep(first, last)
 
             fact = JobsReleased(tuple((seq, due_ms) for seq in seqs_of(held)))
-            self._stage(request, topic, fact, answer, undo, now_ms, durable=False)
+            self._stage(PendingControl(fact, topic, now_ms, request, answer, undo), durable=False)
         else:
             for seq in seqs_of(held):
                 queue.release(seq, now_ms, 0)
@@ -169,7 +213,8 @@ class LeaseOps:
             return 200, _json(fields)[:-1]
 
         if durable:
-            self._stage(request, topic, JobsLeased(tuple(rows)), answer, undo, now_ms, durable=False)
+            fact = JobsLeased(tuple(rows))
+            self._stage(PendingControl(fact, topic, now_ms, request, answer, undo), durable=False)
         else:
             self._answer_now(request, answer)
 
@@ -201,32 +246,11 @@ class LeaseOps:
 
     # --- pieces -----------------------------------------------------------------------------------------
 
-    def _stage(
-        self,
-        request: Request,
-        topic: Topic,
-        fact: JobsLeased | JobsDone | JobsReleased,
-        answer: Callable[[int], tuple[int, bytes]],
-        undo: Callable[[], None] | None,
-        now_ms: int,
-        *,
-        durable: bool,
-    ) -> None:
-        pending = PendingControl(fact, topic, now_ms, request, answer, undo)
-        gated = durable and topic.config.durability == "fsync"
+    def _stage(self, pending: PendingControl, *, durable: bool) -> None:
+        topic = pending.topic
+        gated = durable and topic is not None and topic.config.durability == "fsync"
         self._engine.commits.stage_control(pending, gated=gated)
 
     def _answer_now(self, request: Request, answer: Callable[[int], tuple[int, bytes]]) -> None:
         status, body = answer(0)
         request.sink.answer(request.id, status, body)
-
-    def _counts(self, queue: LeaseQueue, topic: Topic, decided: bytes, count: int, skipped: int) -> bytes:
-        # A delete of the same turn may have taken jobs from under their leases.
-        queue.settle(topic, self._engine.now_ms())
-        return b'{"%b":%d,"skipped":%d,"ready":%d,"in_flight":%d' % (
-            decided,
-            count,
-            skipped,
-            queue.ready(topic),
-            queue.in_flight,
-        )
