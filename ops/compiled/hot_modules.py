@@ -28,6 +28,16 @@ GROUPS: Final[dict[str, tuple[str, ...]]] = {
         "shard_worker.serve.link",
         "shard_worker.serve.pushes",
         "shard_worker.serve.turns",
+        "shard_worker.core.handout",
+        "shard_worker.core.job",
+        "shard_worker.core.job_json",
+        "shard_worker.core.lease_queue",
+        "shard_worker.core.lease_tokens",
+        "shard_worker.core.stretches",
+        "shard_worker.disk.record_store",
+        "shard_worker.lease_ops",
+        "shard_worker.queue_ops",
+        "shard_worker.waiting_claims",
     ),
     "gateway": (
         "gateway.fast_lane.answer_slot",
@@ -43,5 +53,6 @@ GROUPS: Final[dict[str, tuple[str, ...]]] = {
         "gateway.io.shard_link",
         "gateway.io.shard_pool",
         "gateway.service",
+        "gateway.handlers.queues",
     ),
 }
