@@ -30,7 +30,7 @@ from shared.api_types import (
     resolve_config,
 )
 from shared.control_frames import JobsDone
-from shared.errors import InvalidRequest, ShardUnavailable
+from shared.errors import InvalidRequest, RecordTooLarge, ShardUnavailable, TopicFull
 from shared.limits import (
     MOVE_MAX_BYTES,
     MOVE_RETRY_MS,
@@ -45,7 +45,11 @@ from shared.wire import Op
 if TYPE_CHECKING:
     from shard_worker.engine import Engine
 
-OnMoved = Callable[[bool], None]  # did the destination take them, for good?
+# How many of them, the first ones, the destination has taken for good, and its last answer.
+OnMoved = Callable[[int, int], None]
+
+# What a destination answers that has no room for so many: fewer of them may do.
+_TOO_MANY = frozenset({RecordTooLarge.status_hint, TopicFull.status_hint})
 
 
 class Peers(Protocol):
@@ -158,17 +162,18 @@ class Moves:
             for seq in seqs:
                 queue.release(seq, self._engine.now_ms(), retry_ms)
 
-        def done(taken: bool) -> None:
-            if taken:
-                self._remove(topic, going, dead=True, undo=lambda: stay(going))
-            else:
-                stay(going)  # the destination is full or out of reach
+        def done(moved: int, status: int) -> None:
+            gone = going[:moved]
+            if gone:
+                self._remove(topic, gone, dead=True, undo=lambda: stay(gone))
+            stay(going[moved:])  # the destination is full or out of reach
 
         stay(staying)
         if going:
             self._send(topic, target, going, records, done)
 
     def _send(self, topic: Topic, target: str, seqs: list[int], records: list[bytes], done: OnMoved) -> None:
+        """As many as the destination has room for, or half as many."""
         body = b'{"records":[' + b",".join(records) + b"]}"
         options = {
             "moved": [f"{topic.name}:{topic.epoch}:{seq}" for seq in seqs],
@@ -176,7 +181,11 @@ class Moves:
         }
 
         def told(status: int) -> None:
-            done(status < 300)
+            if status in _TOO_MANY and len(seqs) > 1:
+                half = len(seqs) // 2
+                self._send(topic, target, seqs[:half], records[:half], done)
+            else:
+                done(len(seqs) if status < 300 else 0, status)
 
         shard = self.peers.shard_of(target)
         if shard == self._engine.shard:
@@ -279,22 +288,26 @@ class Moves:
         )
         seqs = seqs[: len(records)]
 
-        def give_back() -> None:
+        def give_back(staying: list[int]) -> None:
             if queue is not None:
-                for seq in seqs:
+                for seq in staying:
                     queue.release(seq, now_ms, 0)
 
-        def done(taken: bool) -> None:
-            if taken:
-                self._remove(topic, seqs, dead=False, undo=give_back, request=request)
-            else:
-                give_back()
-                error = ShardUnavailable(
-                    shard=self._engine.shard,
-                    reason=f"{target} did not take the records",
-                    retry_after_ms=RETRY_AFTER_DEFAULT_MS,
-                )
-                request.fail(error)
+        def done(moved: int, status: int) -> None:
+            give_back(seqs[moved:])
+            gone = seqs[:moved]
+            if gone:
+                self._remove(topic, gone, dead=False, undo=lambda: give_back(gone), request=request)
+                return
+            full = status in _TOO_MANY
+            error = ShardUnavailable(
+                shard=self._engine.shard,
+                reason=f"{target} is full: make room there, or raise its cap"
+                if full
+                else f"{target} did not take the records",
+                retry_after_ms=RETRY_AFTER_DEFAULT_MS,
+            )
+            request.fail(error)
 
         if not seqs:
             request.sink.answer(request.id, 200, b'{"moved":0')

@@ -722,17 +722,18 @@ class CheckedQueue:
 
         def answered(answer: Answer) -> None:
             self.moving_back = {}
-            if 0 < self.config.cap_records < len(fresh):
-                # More at once than the queue may hold: it takes none of them, and they stay where they are.
-                check(answer.status == 503, "redriven beyond the cap", answer, chosen)
-                for number in fresh:
-                    del self.jobs[number]
-                return
-            check(answer.ok and answer.json["moved"] == len(chosen), "redriven", answer, chosen)
-            self.dead -= fresh.keys()
-            self._note_sent_back([seq for seq, _ in chosen], call)
+            moved, came = chosen, fresh
+            while 0 < self.config.cap_records < len(came):
+                # More at once than the queue may hold: half of them are tried, and the others stay where they are.
+                moved = moved[: len(moved) // 2]
+                came = {number: seq for seq, number in moved if number in fresh}
+            for number in fresh.keys() - came.keys():
+                del self.jobs[number]
+            check(answer.ok and answer.json["moved"] == len(moved), "redriven", answer, chosen, moved)
+            self.dead -= came.keys()
+            self._note_sent_back([seq for seq, _ in moved], call)
             seqs = {number: seq for seq, number in self.driver.peek(QUEUE).items()}
-            for number in fresh:
+            for number in came:
                 job = self.jobs[number]
                 check(number in seqs, "redriven to nowhere", number)
                 job.seq = seqs[number]

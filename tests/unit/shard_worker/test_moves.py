@@ -408,6 +408,48 @@ def test_letters_that_could_not_move_can_be_claimed_again() -> None:
     assert driver.claim_seqs("dl") == [1]
 
 
+@pytest.mark.parametrize("discard", ["old", "reject"])
+def test_more_letters_than_the_queue_may_hold_come_back_in_parts(discard: str) -> None:
+    driver = QueueDriver(wal_file_bytes=1 << 16)
+    driver.make("q", cap_records=3, discard=discard)
+    driver.make("dl")
+    driver.write("dl", *range(8))
+    came: list[object] = []
+    while (answer := driver.redrive("dl", "q")).json != {"moved": 0}:
+        assert answer.json == {"moved": len(driver.data("q"))}, "the first ones, and as many as it says"
+        driver.check_queue("dl")
+        jobs = driver.claim("q", max=9)
+        came += [job["data"] for job in jobs]
+        driver.ack("q", "n", jobs)
+    assert came == [*range(8)]
+
+
+def test_a_redrive_into_a_full_queue_says_what_to_do() -> None:
+    driver = QueueDriver()
+    driver.make("q", cap_records=1, discard="reject")
+    driver.write("q", "full")
+    driver.make("dl")
+    driver.write("dl", 0, 1, 2)
+    answer = driver.redrive("dl", "q")
+    assert answer.status == 503
+    assert "q is full: make room there, or raise its cap" in answer.json["error"]["message"]
+    assert driver.claim_seqs("dl", max=5) == [1, 2, 3]
+
+
+def test_more_worn_out_jobs_than_the_dead_letters_may_hold_go_in_parts(driver: QueueDriver) -> None:
+    driver.put("dl", cap_records=2, discard="reject")
+    driver.write("q", *range(5))
+    wear_out(driver, count=5)
+    seen: list[object] = []
+    for _ in range(5):
+        bury(driver)
+        driver.check_queue("q")
+        seen += driver.data("dl")
+        driver.delete_records("dl", before_seq=99)
+        driver.clock.advance(MOVE_RETRY_MS)
+    assert (driver.data("q"), seen) == ([], [*range(5)])
+
+
 def test_a_redrive_from_nowhere_or_into_itself_is_refused() -> None:
     driver = with_dead_letters()
     assert driver.redrive("absent", "q").error == "topic_not_found"
