@@ -311,7 +311,9 @@ def groups_are_ignored(patch: pytest.MonkeyPatch) -> None:
 
 
 def dead_letters_are_removed_before_they_arrive(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Moves, "_send", lambda self, topic, target, seqs, records, done: done(len(seqs), 200))
+    patch.setattr(
+        Moves, "_send", lambda self, topic, target, seqs, records, done, origins=None: done(len(seqs), 200)
+    )
 
 
 def letters_stay_when_they_are_moved_back(patch: pytest.MonkeyPatch) -> None:

@@ -480,6 +480,13 @@ def pair() -> tuple[QueueDriver, QueueDriver, FakeNetwork]:
 Pair = tuple[QueueDriver, QueueDriver, FakeNetwork]
 
 
+def crash(pair: Pair) -> None:
+    source, target, _ = pair
+    source.disk.kill_process()
+    source.reopen()
+    target.reopen()
+
+
 def test_dead_letters_cross_shards(pair: Pair) -> None:
     source, target, _ = pair
     bury(source)
@@ -558,6 +565,71 @@ def test_letters_come_back_across_shards(pair: Pair) -> None:
     assert target.redrive("dl", "q").json == {"moved": 2}
     assert (source.data("q"), target.data("dl")) == ([1, 2], [])
     assert seqs_of(source.claim("q", max=5)) == [3, 4]
+
+
+@pytest.mark.parametrize("state", ["ready", "leased"])
+def test_a_letter_whose_job_survived_a_crash_comes_back_once(pair: Pair, state: str) -> None:
+    source, target, network = pair
+    network.faults = ["lose"]
+    bury(source)
+    crash(pair)
+    assert (source.data("q"), target.data("dl")) == ([1, 2], [1, 2]), "copied, and not removed"
+    held = source.claim("q", max=1) if state == "leased" else []
+    assert target.redrive("dl", "q").json == {"moved": 2}
+    source.sync()
+    source.check_queue("q")
+    assert (source.data("q"), target.data("dl")) == ([1, 2], [])
+    assert seqs_of(source.claim("q", "m", max=9)) == [3, 4]
+    if held:
+        assert source.ack("q", "n", held) == {"acked": 0, "skipped": 1, "ready": 0, "in_flight": 2}
+
+
+def test_a_repeated_redrive_lets_go_of_a_survivor_too(pair: Pair) -> None:
+    source, target, network = pair
+    network.faults = ["lose", "lose"]
+    bury(source)
+    crash(pair)
+    assert target.redrive("dl", "q").status == 503, "its answer was lost"
+    assert target.redrive("dl", "q").json == {"moved": 2}
+    source.sync()
+    assert (source.data("q"), target.data("dl")) == ([1, 2], [])
+
+
+def test_letters_stay_while_the_burial_of_their_jobs_goes_on(pair: Pair) -> None:
+    source, target, network = pair
+    network.faults = ["hold"]
+    bury(source)
+    assert target.redrive("dl", "q").status == 503
+    network.let_go()
+    source.run_moves()
+    assert (source.data("q"), target.data("dl")) == ([], [1, 2])
+    assert target.redrive("dl", "q").json == {"moved": 2}
+    assert (source.data("q"), target.data("dl")) == ([1, 2], [])
+
+
+def test_a_letter_does_not_take_a_job_of_a_later_queue_of_the_same_name(pair: Pair) -> None:
+    source, target, _ = pair
+    bury(source)
+    source.delete_topic("q")
+    source.make("q")
+    source.write("q", "new", "newer")
+    source.sync()
+    assert target.redrive("dl", "q").json == {"moved": 2}
+    assert source.data("q") == ["new", "newer", 1, 2]
+
+
+def test_survivors_stay_if_the_letters_cannot_be_written(pair: Pair) -> None:
+    source, target, network = pair
+    network.faults = ["lose"]
+    bury(source)
+    crash(pair)
+    held = source.claim("q", max=1)
+    source.disk.fail_on("write", 1, errno.EIO, "/wal/")
+    assert target.redrive("dl", "q").status == 503
+    source.check_queue("q")
+    assert (source.data("q"), target.data("dl")) == ([1, 2], [1, 2])
+    assert source.ack("q", "n", held)["acked"] == 1
+    assert seqs_of(source.claim("q", "m", max=9)) == [2]
 
 
 def test_a_letter_that_somebody_dealt_with_is_not_put_there_again(pair: Pair) -> None:
