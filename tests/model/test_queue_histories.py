@@ -169,6 +169,20 @@ def test_a_job_that_expires_on_its_way_arrives_as_a_letter_and_may_come_back() -
     end(queue)
 
 
+def test_a_job_that_is_deleted_twice_on_its_way_arrives_as_a_letter_and_may_come_back() -> None:
+    queue = queue_of({}, max_deliveries=1, durability="disk")
+    queue.claim("a", 5, 100)
+    queue.driver.clock.advance(100)
+    queue.claim("a", 5, 100)  # buries it
+    queue.delete(before=2)
+    queue.delete(before=2)
+    queue.guard(lambda: queue.driver.begin_sync(run=True))
+    queue.check_everything()
+    queue.redrive(0)
+    assert list(queue.driver.peek(QUEUE).values()) == [1]
+    end(queue)
+
+
 def test_who_goes_away_while_its_leases_are_written_down_was_still_served_first() -> None:
     queue = queue_of({}, leases_durable=True)
     for _ in range(2):

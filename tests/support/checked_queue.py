@@ -367,7 +367,7 @@ class CheckedQueue:
     def _remove(self, job: ModelJob, entry: Entry) -> None:
         """Deleted or evicted: may be back only if the frame that says so is lost."""
         job.steps.append((entry, _gone))
-        job.dying = job.leaving == "bury"
+        job.dying = job.dying or job.leaving == "bury"
         job.leaving = "removed"
 
     def delete(self, *, before: int | None = None, tag: str | None = None) -> None:
@@ -382,7 +382,7 @@ class CheckedQueue:
             for job in self.jobs.values()
             if job.seq is not None and (job.tag == tag if before is None else job.seq < before)
         ]
-        kept = {job.number: job.leaving for job in chosen}
+        kept = {job.number: (job.leaving, job.dying) for job in chosen}
         for job in chosen:
             self._remove(job, entry)
 
@@ -390,7 +390,7 @@ class CheckedQueue:
             if self._failed(answer):
                 for job in chosen:
                     job.forget(entry)
-                    job.leaving, job.dying = kept[job.number], False
+                    job.leaving, job.dying = kept[job.number]
 
         self.follow(call, "answered", answered)
 
