@@ -15,7 +15,8 @@ from itertools import islice
 import msgspec
 
 from shard_worker.core.hot_index import IN_MEMORY
-from shard_worker.core.lease_queue import JobState, LeaseQueue
+from shard_worker.core.job import JobState
+from shard_worker.core.lease_queue import LeaseQueue
 from shard_worker.core.router import Router
 from shard_worker.core.shard_state import TIER_COLD, TIER_HOT, ShardState
 from shard_worker.core.topic import Topic

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from shard_worker.core.lease_queue import JobState, LeaseQueue, written_at
+from shard_worker.core.job import JobState
+from shard_worker.core.lease_queue import LeaseQueue, written_at
 from shard_worker.core.piece import PieceSource
 from shard_worker.core.router import Router
 from shard_worker.core.topic import Topic

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from shard_worker.core.batch import encode_batch
+from shard_worker.core.job import JobState
 from shard_worker.core.job_json import moved_record, readable_records, records_of, without_origin
-from shard_worker.core.lease_queue import JobState, written_at
+from shard_worker.core.lease_queue import written_at
 from shard_worker.core.reading import PLAIN_VIEW, wanted_in
 from shard_worker.core.topic import Topic
 from shard_worker.pending import PendingAppend, PendingControl
@@ -29,7 +30,7 @@ from shared.api_types import (
     resolve_config,
 )
 from shared.control_frames import JobsDone
-from shared.errors import InvalidRequest, ShardUnavailable
+from shared.errors import InvalidRequest, RecordTooLarge, ShardUnavailable, TopicFull
 from shared.limits import (
     MOVE_MAX_BYTES,
     MOVE_RETRY_MS,
@@ -44,7 +45,11 @@ from shared.wire import Op
 if TYPE_CHECKING:
     from shard_worker.engine import Engine
 
-OnMoved = Callable[[bool], None]  # did the destination take them, for good?
+# How many of them, the first ones, the destination has taken for good, and its last answer.
+OnMoved = Callable[[int, int], None]
+
+# What a destination answers that has no room for so many: fewer of them may do.
+_TOO_MANY = frozenset({RecordTooLarge.status_hint, TopicFull.status_hint})
 
 
 class Peers(Protocol):
@@ -157,25 +162,41 @@ class Moves:
             for seq in seqs:
                 queue.release(seq, self._engine.now_ms(), retry_ms)
 
-        def done(taken: bool) -> None:
-            if taken:
-                self._remove(topic, going, dead=True, undo=lambda: stay(going))
-            else:
-                stay(going)  # the destination is full or out of reach
+        def done(moved: int, status: int) -> None:
+            gone = going[:moved]
+            if gone:
+                self._remove(topic, gone, dead=True, undo=lambda: stay(gone))
+            stay(going[moved:])  # the destination is full or out of reach
 
         stay(staying)
         if going:
             self._send(topic, target, going, records, done)
 
-    def _send(self, topic: Topic, target: str, seqs: list[int], records: list[bytes], done: OnMoved) -> None:
+    def _send(
+        self,
+        topic: Topic,
+        target: str,
+        seqs: list[int],
+        records: list[bytes],
+        done: OnMoved,
+        origins: Mapping[int, str] | None = None,
+    ) -> None:
+        """As many as the destination has room for, or half as many. `origins`: those that came from there, and under
+        which identity."""
         body = b'{"records":[' + b",".join(records) + b"]}"
-        options = {
-            "moved": [f"{topic.name}:{topic.epoch}:{seq}" for seq in seqs],
+        options: dict[str, object] = {
+            "moved": [_identity(topic, seq) for seq in seqs],
             "durability": topic.config.durability,
         }
+        if origins:
+            options["origins"] = [origins[seq] for seq in seqs if seq in origins]
 
         def told(status: int) -> None:
-            done(status < 300)
+            if status in _TOO_MANY and len(seqs) > 1:
+                half = len(seqs) // 2
+                self._send(topic, target, seqs[:half], records[:half], done, origins)
+            else:
+                done(len(seqs) if status < 300 else 0, status)
 
         shard = self.peers.shard_of(target)
         if shard == self._engine.shard:
@@ -231,8 +252,16 @@ class Moves:
             )
         # Also one that is gone again: it was here, and whoever dealt with it must not get it twice.
         fresh = [place for place, identity in enumerate(identities) if identity not in topic.moved]
+        survivors = _survivors(topic, request.option("origins"))
+        if any(_is_leaving(topic, seq) for seq in survivors):
+            raise ShardUnavailable(
+                shard=engine.shard, reason="their jobs are leaving", retry_after_ms=RETRY_AFTER_DEFAULT_MS
+            )
         if not fresh:
-            request.sink.answer(request.id, 200, b'{"moved":0')
+            if survivors:
+                self._let_go(topic, survivors, request)
+            else:
+                request.sink.answer(request.id, 200, b'{"moved":0')
             return
         chosen = WriteRequest(records=[_as_rich(write.records[place]) for place in fresh])
         first, ts = topic.staged_head + 1, max(now_ms, topic.staged_ts)
@@ -244,6 +273,28 @@ class Moves:
         arrival = Request(told, request.id, request.op, request.topic, b"", None)
         pending = PendingAppend(arrival, topic, batch, first, ts, 0, AppendExtra(moved=marks), False)
         engine.commits.stage_append(pending, gated=True)
+        if survivors:
+            self._let_go(topic, survivors)
+
+    def _let_go(self, topic: Topic, survivors: list[int], request: Request | None = None) -> None:
+        """A crash came between the burial of these jobs and their removal, and now their letters come back: the same
+        jobs must not be there twice."""
+        queue, now_ms = topic.queue, self._engine.now_ms()
+        assert queue is not None
+        leased = [seq for seq in survivors if _is_held(topic, seq)]
+        others = [seq for seq in survivors if seq not in leased]
+        for seq in leased:
+            queue.leave(seq, seq)
+        for seq in others:
+            queue.withhold(seq, written_at(topic, seq, self._engine.state.source))
+
+        def undo() -> None:
+            for seq in leased:
+                queue.keep(seq, seq)
+            for seq in others:
+                queue.release(seq, now_ms, 0)
+
+        self._remove(topic, survivors, dead=True, undo=undo, request=request)
 
     # --- coming back ------------------------------------------------------------------------------------
 
@@ -267,7 +318,7 @@ class Moves:
         for piece in topic.pieces(topic.live_from, source):
             low = piece.index_of(topic.live_from)
             for place, chosen in enumerate(wanted_in(topic, piece, low, piece.count, view), low):
-                if chosen and len(seqs) < limit and not self._is_held(topic, piece.seq_at(place)):
+                if chosen and len(seqs) < limit and not _is_held(topic, piece.seq_at(place)):
                     seqs.append(piece.seq_at(place))
             if len(seqs) >= limit:
                 break
@@ -278,22 +329,26 @@ class Moves:
         )
         seqs = seqs[: len(records)]
 
-        def give_back() -> None:
+        def give_back(staying: list[int]) -> None:
             if queue is not None:
-                for seq in seqs:
+                for seq in staying:
                     queue.release(seq, now_ms, 0)
 
-        def done(taken: bool) -> None:
-            if taken:
-                self._remove(topic, seqs, dead=False, undo=give_back, request=request)
-            else:
-                give_back()
-                error = ShardUnavailable(
-                    shard=self._engine.shard,
-                    reason=f"{target} did not take the records",
-                    retry_after_ms=RETRY_AFTER_DEFAULT_MS,
-                )
-                request.fail(error)
+        def done(moved: int, status: int) -> None:
+            give_back(seqs[moved:])
+            gone = seqs[:moved]
+            if gone:
+                self._remove(topic, gone, dead=False, undo=lambda: give_back(gone), request=request)
+                return
+            full = status in _TOO_MANY
+            error = ShardUnavailable(
+                shard=self._engine.shard,
+                reason=f"{target} is full: make room there, or raise its cap"
+                if full
+                else f"{target} did not take the records",
+                retry_after_ms=RETRY_AFTER_DEFAULT_MS,
+            )
+            request.fail(error)
 
         if not seqs:
             request.sink.answer(request.id, 200, b'{"moved":0')
@@ -301,11 +356,38 @@ class Moves:
         if queue is not None:
             for seq in seqs:
                 queue.withhold(seq, written_at(topic, seq, source))
-        self._send(topic, target, seqs, records, done)
+        self._send(topic, target, seqs, records, done, _origins(topic, target, seqs))
 
-    def _is_held(self, topic: Topic, seq: int) -> bool:
-        job = topic.queue.jobs.get(seq) if topic.queue is not None else None
-        return job is not None and job.state in (JobState.LEASED, JobState.LEAVING)
+
+def _is_held(topic: Topic, seq: int) -> bool:
+    job = topic.queue.jobs.get(seq) if topic.queue is not None else None
+    return job is not None and job.state in (JobState.LEASED, JobState.LEAVING)
+
+
+def _is_leaving(topic: Topic, seq: int) -> bool:
+    job = topic.queue.jobs.get(seq) if topic.queue is not None else None
+    return job is not None and job.state is JobState.LEAVING
+
+
+def _identity(topic: Topic, seq: int) -> str:
+    return f"{topic.name}:{topic.epoch}:{seq}"
+
+
+def _origins(topic: Topic, target: str, seqs: list[int]) -> dict[int, str]:
+    """Those that came from `target`, and the identity under which each came."""
+    chosen, start = set(seqs), f"{target}:"
+    return {
+        seq: identity for identity, seq in topic.moved.items() if seq in chosen and identity.startswith(start)
+    }
+
+
+def _survivors(topic: Topic, origins: object) -> list[int]:
+    """The jobs of these identities that are still here."""
+    if topic.queue is None or not isinstance(origins, list):
+        return []
+    known, start = map(str, origins), f"{topic.name}:{topic.epoch}:"
+    seqs = [int(identity[len(start) :]) for identity in known if identity.startswith(start)]
+    return sorted(seq for seq in seqs if topic.is_live(seq))
 
 
 def _within_bytes(records: Iterable[bytes]) -> list[bytes]:

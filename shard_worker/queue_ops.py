@@ -1,7 +1,8 @@
-"""What clients do with a queue: claim, ack, nack, extend, look at leases; and waiting for jobs to come.
+"""Claims: of jobs that are ready, of jobs that this very turn brings, and waiting for jobs to come.
 
 Rules of jobs are in core/lease_queue.py; here they meet requests, the log and time. Leases of a queue without
-`leases_durable` are never written down: after a restart its jobs are ready again. Acks always are.
+`leases_durable` are never written down: after a restart its jobs are ready again. What their holders decide about
+jobs is in lease_ops.py.
 """
 
 from __future__ import annotations
@@ -10,43 +11,25 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from shard_worker.core.handout import Handout, shared_out
-from shard_worker.core.lease_queue import JobState, LeaseQueue
-from shard_worker.core.stretches import Stretch, count_of, seqs_of
+from shard_worker.core.lease_queue import LeaseQueue
+from shard_worker.core.stretches import Stretch
 from shard_worker.core.topic import Topic
+from shard_worker.lease_ops import LEASE_MS_MAX, LEASE_MS_MIN, LeaseOps
 from shard_worker.pending import PendingControl
 from shard_worker.request import Request
 from shard_worker.waiting_claims import Waiters, WaitingClaim
-from shared.api_types import CLAMPED, decode_ack, decode_claim, decode_extend, decode_nack
-from shared.control_frames import JobsDone, JobsLeased, JobsReleased, LeaseRow
-from shared.errors import (
-    BatchTooLarge,
-    DiskFault,
-    InvalidRequest,
-    NotAQueue,
-    TopicNotFound,
-    TopicsError,
-)
-from shared.limits import (
-    CLAIMS_BEHIND_MAX_BYTES,
-    MOVE_RETRY_MS,
-    PAGE_SIZE_DEFAULT,
-    PAGE_SIZE_MAX,
-    QUEUE_SEQS_MAX,
-    WAIT_MAX_MS,
-)
+from shared.api_types import decode_claim
+from shared.control_frames import JobsLeased
+from shared.errors import DiskFault, InvalidRequest, NotAQueue, TopicNotFound, TopicsError
+from shared.limits import CLAIMS_BEHIND_MAX_BYTES, MOVE_RETRY_MS, WAIT_MAX_MS
 from shared.wire import Op
 
 if TYPE_CHECKING:
     from shard_worker.engine import Engine
     from shard_worker.moves import Moves
 
-LEASE_MS_MIN, LEASE_MS_MAX = CLAMPED["lease_ms"]
 _LEASE_BYTES = 100  # about what a claim adds to a record
-
-_json = msgspec.json.encode
 
 
 class QueueOps:
@@ -62,29 +45,7 @@ class QueueOps:
         self._behind_bytes = 0  # about what their answers will have
 
     def handlers(self) -> dict[int, Callable[[Request], None]]:
-        return {
-            Op.CLAIM: self._claim,
-            Op.ACK: self._ack,
-            Op.NACK: self._nack,
-            Op.EXTEND: self._extend,
-            Op.LEASES: self._leases,
-        }
-
-    def _queue(self, request: Request, now_ms: int, node: str | None = None) -> tuple[Topic, LeaseQueue]:
-        """The queue as those before this request have left it; `node`: as far as that one knows."""
-        topic = self._engine.state.catalog.visible.get(request.topic)
-        if topic is None:
-            raise TopicNotFound(topic=request.topic)
-        queue = topic.queue
-        if queue is None:
-            raise NotAQueue(topic=topic.name)
-        behind = self._behind.get(topic)
-        if node is None or (behind is not None and any(claim.node == node for claim in behind)):
-            self._engine.visible(request)
-            self._serve_behind(topic, now_ms)
-        self._engine.sweep(topic, now_ms)
-        queue.settle(topic, now_ms)
-        return topic, queue
+        return {Op.CLAIM: self._claim, **LeaseOps(self._engine, self).handlers()}
 
     # --- claiming ---------------------------------------------------------------------------------------
 
@@ -130,6 +91,13 @@ class QueueOps:
             topic
         )  # even if the write fails, the end of the turn comes back to it
         return True
+
+    def catch_up(self, request: Request, topic: Topic, now_ms: int, node: str | None) -> None:
+        """Serve the claims that came before this request, as far as `node` knows of them; None: all of them."""
+        behind = self._behind.get(topic)
+        if node is None or (behind is not None and any(claim.node == node for claim in behind)):
+            self._engine.visible(request)
+            self._serve_behind(topic, now_ms)
 
     def _serve_behind(self, topic: Topic, now_ms: int) -> None:
         claims = self._behind.pop(topic, None)
@@ -240,7 +208,8 @@ class QueueOps:
             for row in rows:
                 queue.release(row.seq, now_ms, 0)
 
-        self._stage(claim.request, topic, JobsLeased(tuple(rows)), answer, undo, now_ms, durable=True)
+        pending = PendingControl(JobsLeased(tuple(rows)), topic, now_ms, claim.request, answer, undo)
+        self._engine.commits.stage_control(pending, gated=topic.config.durability == "fsync")
 
     # --- waiting ----------------------------------------------------------------------------------------
 
@@ -330,174 +299,3 @@ class QueueOps:
                     del self._waiting[claim.topic]
             if behind is not None and claim in behind:
                 behind.remove(claim)
-
-    # --- the holder's word ------------------------------------------------------------------------------
-
-    def _held(
-        self, queue: LeaseQueue, node: str, seqs: list[int], lease_ids: list[str] | None
-    ) -> list[Stretch]:
-        """Those of `seqs` about which this caller may decide; the others are skipped, never an error."""
-        if len(seqs) > QUEUE_SEQS_MAX:
-            raise BatchTooLarge(what="seqs", count=len(seqs), max=QUEUE_SEQS_MAX)
-        if lease_ids is not None and len(lease_ids) != len(seqs):
-            raise InvalidRequest("lease_ids must have one entry per seq")
-        if len(seqs) > 1 and len(set(seqs)) < len(seqs):
-            if lease_ids is not None:
-                pairs = dict(zip(seqs, lease_ids, strict=True))
-                seqs, lease_ids = list(pairs), list(pairs.values())
-            else:
-                seqs = list(dict.fromkeys(seqs))
-        return queue.held(seqs, node, lease_ids)
-
-    def _ack(self, request: Request) -> None:
-        wanted = decode_ack(request.body)
-        now_ms = self._engine.now_ms()
-        topic, queue = self._queue(request, now_ms, wanted.node)
-        held = self._held(queue, wanted.node, wanted.seqs, wanted.lease_ids)
-        acked = count_of(held)
-        skipped = len(wanted.seqs) - acked
-
-        def answer(_: int) -> tuple[int, bytes]:
-            return 200, self._counts(queue, topic, b"acked", acked, skipped)
-
-        if not held:
-            self._answer_now(request, answer)
-            return
-        self._engine.commits.check_writable()
-        for first, last in held:
-            queue.leave(first, last)
-        self._engine.counters.jobs_acked += acked
-
-        def undo() -> None:
-            for first, last in held:
-                queue.keep(first, last)
-
-        fsync = topic.config.durability == "fsync"
-        self._stage(request, topic, JobsDone(tuple(seqs_of(held))), answer, undo, now_ms, durable=fsync)
-
-    def _nack(self, request: Request) -> None:
-        wanted = decode_nack(request.body)
-        now_ms = self._engine.now_ms()
-        topic, queue = self._queue(request, now_ms)
-        held = self._held(queue, wanted.node, wanted.seqs, wanted.lease_ids)
-        nacked = count_of(held)
-        skipped = len(wanted.seqs) - nacked
-        due_ms = now_ms + wanted.delay_ms if wanted.delay_ms else 0
-
-        def answer(_: int) -> tuple[int, bytes]:
-            return 200, self._counts(queue, topic, b"nacked", nacked, skipped)
-
-        if not held:
-            self._answer_now(request, answer)
-            return
-        if wanted.delay_ms or topic.config.leases_durable:
-            self._engine.commits.check_writable()
-            # Nobody gets them before the frame is applied: what it says would be done to the next holder.
-            for first, last in held:
-                queue.leave(first, last)
-
-            def undo() -> None:
-                for first, last in held:
-                    queue.keep(first, last)
-
-            fact = JobsReleased(tuple((seq, due_ms) for seq in seqs_of(held)))
-            self._stage(request, topic, fact, answer, undo, now_ms, durable=False)
-        else:
-            for seq in seqs_of(held):
-                queue.release(seq, now_ms, 0)
-            self._answer_now(request, answer)
-            self._engine.commits.changed.add(topic)
-
-    def _extend(self, request: Request) -> None:
-        wanted = decode_extend(request.body)
-        now_ms = self._engine.now_ms()
-        topic, queue = self._queue(request, now_ms)
-        held = seqs_of(self._held(queue, wanted.node, wanted.seqs, wanted.lease_ids))
-        skipped = len(wanted.seqs) - len(held)
-        deadline_ms = now_ms + max(LEASE_MS_MIN, min(wanted.lease_ms, LEASE_MS_MAX))
-        durable = topic.config.leases_durable and bool(held)
-        if durable:
-            self._engine.commits.check_writable()
-        rows, before = [], []
-        for seq in held:
-            job = queue.jobs[seq]
-            token = job.token_of(seq)
-            rows.append(LeaseRow(seq, token, deadline_ms, job.deliveries, job.node))
-            before.append((seq, token, job.deadline_ms))
-            # At once, or it could run out while the frame waits for a sync.
-            queue.set_deadline(seq, token, deadline_ms)
-
-        def undo() -> None:
-            for seq, token, old_ms in before:
-                queue.set_deadline(seq, token, old_ms)
-
-        def answer(_: int) -> tuple[int, bytes]:
-            fields = {
-                "extended": len(held),
-                "skipped": skipped,
-                "deadlines": {str(seq): deadline_ms for seq in held},
-            }
-            return 200, _json(fields)[:-1]
-
-        if durable:
-            self._stage(request, topic, JobsLeased(tuple(rows)), answer, undo, now_ms, durable=False)
-        else:
-            self._answer_now(request, answer)
-
-    def _leases(self, request: Request) -> None:
-        """Who holds what: holder, age, deadline, deliveries; ascending by seq, a page at a time."""
-        now_ms = self._engine.now_ms()
-        topic, queue = self._queue(request, now_ms)
-        after, limit = request.option("after"), request.option("limit")
-        start = after if isinstance(after, int) else 0
-        size = min(limit if isinstance(limit, int) and limit > 0 else PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX)
-        held = sorted(seq for seq, job in queue.jobs.items() if job.state is JobState.LEASED and seq > start)
-        shown = []
-        for seq in held[:size]:
-            job = queue.jobs[seq]
-            shown.append(
-                {
-                    "seq": seq,
-                    "node": job.node,
-                    "lease_id": job.token_of(seq),
-                    "deliveries": job.deliveries,
-                    "age_ms": now_ms - job.leased_ms,
-                    "deadline": job.deadline_ms,
-                }
-            )
-        fields: dict[str, object] = {"topic": topic.name, "leases": shown, "in_flight": queue.in_flight}
-        if len(held) > size:
-            fields["next_cursor"] = str(held[size - 1])
-        request.sink.answer(request.id, 200, _json(fields)[:-1])
-
-    # --- pieces -----------------------------------------------------------------------------------------
-
-    def _stage(
-        self,
-        request: Request,
-        topic: Topic,
-        fact: JobsLeased | JobsDone | JobsReleased,
-        answer: Callable[[int], tuple[int, bytes]],
-        undo: Callable[[], None] | None,
-        now_ms: int,
-        *,
-        durable: bool,
-    ) -> None:
-        pending = PendingControl(fact, topic, now_ms, request, answer, undo)
-        gated = durable and topic.config.durability == "fsync"
-        self._engine.commits.stage_control(pending, gated=gated)
-
-    def _answer_now(self, request: Request, answer: Callable[[int], tuple[int, bytes]]) -> None:
-        status, body = answer(0)
-        request.sink.answer(request.id, status, body)
-
-    def _counts(self, queue: LeaseQueue, topic: Topic, decided: bytes, count: int, skipped: int) -> bytes:
-        # A delete of the same turn may have taken jobs from under their leases.
-        queue.settle(topic, self._engine.now_ms())
-        return b'{"%b":%d,"skipped":%d,"ready":%d,"in_flight":%d' % (
-            decided,
-            count,
-            skipped,
-            queue.ready(topic),
-            queue.in_flight,
-        )

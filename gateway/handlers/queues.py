@@ -33,24 +33,46 @@ _STREAM_HEAD = StreamHead(headers=(("Cache-Control", "no-store"), ("X-Accel-Buff
 # --- claims ---------------------------------------------------------------------------------------------------
 
 
-def claim(call: Call) -> None:
-    body = call.json_body()
-    exchange, shards = call.exchange, call.api.shards
+class _Claim:
+    """A claim that may wait. It lets go of its call when that is answered: the exchange, which the call knows, keeps
+    `stop_waiting` for longer, and what knows itself in a circle is left to the collector."""
 
-    def answered(reply: Reply, leased: LeasedFiles | None) -> None:
-        if not (exchange.gone or exchange.half_closed):
+    __slots__ = ("_body", "_call", "_id")
+
+    def __init__(self, call: Call, body: bytes) -> None:
+        self._call: Call | None = call
+        self._body = body
+        self._id = 0
+
+    def ask(self) -> None:
+        call = self._call
+        assert call is not None
+        exchange = call.exchange
+        self._id = call.api.shards.request(Op.CLAIM, call.name, self._body, None, self._answered)
+        if self._id:
+            # A client that sends no more may be gone: a job for it would be one delivery for nothing.
+            exchange.on_half_closed(self._stop_waiting)
+            exchange.on_gone(self._stop_waiting)
+
+    def _answered(self, reply: Reply, leased: LeasedFiles | None) -> None:
+        call, self._call = self._call, None
+        assert call is not None
+        if not (call.exchange.gone or call.exchange.half_closed):
             call.reply(reply, leased)
         else:
-            call.finish(lambda: _take_back(call, body, reply))
+            _finish_without_client(call, self._body, reply)
 
-    def stop_waiting() -> None:
-        shards.cancel(call.name, id_)
+    def _stop_waiting(self) -> None:
+        if self._call is not None:
+            self._call.api.shards.cancel(self._call.name, self._id)
 
-    id_ = shards.request(Op.CLAIM, call.name, body, None, answered)
-    if id_:
-        # A client that sends no more may be gone: a job for it would be one delivery for nothing.
-        exchange.on_half_closed(stop_waiting)
-        exchange.on_gone(stop_waiting)
+
+def claim(call: Call) -> None:
+    _Claim(call, call.json_body()).ask()
+
+
+def _finish_without_client(call: Call, body: bytes, reply: Reply) -> None:
+    call.finish(lambda: _take_back(call, body, reply))
 
 
 def _take_back(call: Call, body: bytes, reply: Reply) -> None:

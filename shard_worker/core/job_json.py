@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from shard_worker.core.hot_index import IN_MEMORY
-from shard_worker.core.lease_tokens import token_parts
+from shard_worker.core.lease_tokens import token_of, token_parts
 from shard_worker.core.piece import Piece, PieceSource
 from shard_worker.core.topic import Topic
 from shared.columns import COLUMN_TAG, FIELD_COLUMN, Columns
@@ -159,6 +159,15 @@ def stretch_text(
     parts = text.split(b',"$ts":%d,' % ts)
     if len(parts) != count + 1:
         return None
+    if count == 1:
+        return b'%b,"$ts":%d,"deliveries":%d,"lease_id":"%b","deadline":%d,%b' % (
+            parts[0],
+            ts,
+            deliveries,
+            token_of(prefix, number).encode(),
+            deadline_ms,
+            parts[1],
+        )
     head, tokens = token_parts(prefix, number, count)
     before = b',"$ts":%d,"deliveries":%d,"lease_id":"%b' % (ts, deliveries, head)
     pieces = [before] * (4 * count + 1)

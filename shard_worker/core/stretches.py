@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 Stretch = tuple[int, int]
 
 
 def stretches_of(seqs: Collection[int]) -> list[Stretch]:
     """Each run of neighbours, ascending. What is there twice counts once."""
+    if isinstance(seqs, tuple) and is_run(seqs):
+        return [(seqs[0], seqs[-1])]
     ordered = sorted(set(seqs))
     if not ordered:
         return []
@@ -26,6 +28,14 @@ def stretches_of(seqs: Collection[int]) -> list[Stretch]:
     return found
 
 
+def is_run(seqs: Sequence[int]) -> bool:
+    """Are they neighbours, one behind the other?"""
+    count = len(seqs)
+    if not count or seqs[-1] - seqs[0] != count - 1:
+        return False
+    return count == 1 or list(seqs) == list(range(seqs[0], seqs[-1] + 1))
+
+
 def seqs_of(stretches: Iterable[Stretch]) -> list[int]:
     found: list[int] = []
     for first, last in stretches:
@@ -34,4 +44,7 @@ def seqs_of(stretches: Iterable[Stretch]) -> list[int]:
 
 
 def count_of(stretches: Iterable[Stretch]) -> int:
-    return sum(last - first + 1 for first, last in stretches)
+    count = 0
+    for first, last in stretches:
+        count += last - first + 1
+    return count

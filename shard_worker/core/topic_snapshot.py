@@ -7,7 +7,8 @@ from array import array
 from shard_worker.core.catalog import Catalog
 from shard_worker.core.dedupe import DedupeWindow
 from shard_worker.core.hot_index import IN_MEMORY, HotIndex
-from shard_worker.core.lease_queue import Job, JobState, LeaseQueue
+from shard_worker.core.job import Job, JobState
+from shard_worker.core.lease_queue import LeaseQueue
 from shard_worker.core.router import Router, marks_from_snapshot, marks_to_snapshot
 from shard_worker.core.seq_set import SeqSet
 from shard_worker.core.topic import REASON_MIXED, Run, Topic

@@ -266,7 +266,8 @@ class RecordStore:
         length = _u32(header, _COLUMNS_LENGTH_AT)[0]
         columns = self._read_log(lsn + size, length)
         if _u16(header, _FLAGS_AT)[0] & FLAG_EXTRA:
-            columns = columns[: length - 4 - _u32(columns, length - 4)[0]]
+            extra = _u32(columns, length - 4)[0]
+            columns = columns[: length - 4 - extra]
         return Columns(flags, count, size, memoryview(columns))
 
     # --- segments ---------------------------------------------------------------------------------------

@@ -23,11 +23,12 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from shard_worker.core.lease_queue import Job, LeaseQueue
+from shard_worker.core.job import Job
+from shard_worker.core.lease_queue import LeaseQueue
 from shard_worker.core.shard_state import ShardState
 from shard_worker.core.topic import Topic
+from shard_worker.lease_ops import LeaseOps
 from shard_worker.moves import Moves
-from shard_worker.queue_ops import QueueOps
 from shared.wire import Op
 from tests.support.checked_queue import CheckedQueue, Held, Violation
 from tests.support.fake_disk import PowerCut
@@ -291,12 +292,12 @@ Patch = Callable[[pytest.MonkeyPatch], None]
 
 
 def acks_do_not_wait_for_the_sync(patch: pytest.MonkeyPatch) -> None:
-    stage = QueueOps._stage
+    stage = LeaseOps._stage
 
-    def hasty(self: QueueOps, *args: Any, durable: bool) -> None:
+    def hasty(self: LeaseOps, *args: Any, durable: bool) -> None:
         stage(self, *args, durable=False)
 
-    patch.setattr(QueueOps, "_stage", hasty)
+    patch.setattr(LeaseOps, "_stage", hasty)
 
 
 def groups_are_ignored(patch: pytest.MonkeyPatch) -> None:
@@ -310,7 +311,9 @@ def groups_are_ignored(patch: pytest.MonkeyPatch) -> None:
 
 
 def dead_letters_are_removed_before_they_arrive(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Moves, "_send", lambda self, topic, target, seqs, records, done: done(True))
+    patch.setattr(
+        Moves, "_send", lambda self, topic, target, seqs, records, done, origins=None: done(len(seqs), 200)
+    )
 
 
 def letters_stay_when_they_are_moved_back(patch: pytest.MonkeyPatch) -> None:

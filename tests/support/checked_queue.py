@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from shard_worker.core.lease_queue import AGING_MS, JobState
+from shard_worker.core.job import JobState
+from shard_worker.core.lease_queue import AGING_MS
 from shared.errors import DiskFault
 from shared.wire import Op
 from tests.support.fake_disk import FakeDisk, Keep
@@ -366,7 +367,7 @@ class CheckedQueue:
     def _remove(self, job: ModelJob, entry: Entry) -> None:
         """Deleted or evicted: may be back only if the frame that says so is lost."""
         job.steps.append((entry, _gone))
-        job.dying = job.leaving == "bury"
+        job.dying = job.dying or job.leaving == "bury"
         job.leaving = "removed"
 
     def delete(self, *, before: int | None = None, tag: str | None = None) -> None:
@@ -381,7 +382,7 @@ class CheckedQueue:
             for job in self.jobs.values()
             if job.seq is not None and (job.tag == tag if before is None else job.seq < before)
         ]
-        kept = {job.number: job.leaving for job in chosen}
+        kept = {job.number: (job.leaving, job.dying) for job in chosen}
         for job in chosen:
             self._remove(job, entry)
 
@@ -389,7 +390,7 @@ class CheckedQueue:
             if self._failed(answer):
                 for job in chosen:
                     job.forget(entry)
-                    job.leaving, job.dying = kept[job.number], False
+                    job.leaving, job.dying = kept[job.number]
 
         self.follow(call, "answered", answered)
 
@@ -721,17 +722,18 @@ class CheckedQueue:
 
         def answered(answer: Answer) -> None:
             self.moving_back = {}
-            if 0 < self.config.cap_records < len(fresh):
-                # More at once than the queue may hold: it takes none of them, and they stay where they are.
-                check(answer.status == 503, "redriven beyond the cap", answer, chosen)
-                for number in fresh:
-                    del self.jobs[number]
-                return
-            check(answer.ok and answer.json["moved"] == len(chosen), "redriven", answer, chosen)
-            self.dead -= fresh.keys()
-            self._note_sent_back([seq for seq, _ in chosen], call)
+            moved, came = chosen, fresh
+            while 0 < self.config.cap_records < len(came):
+                # More at once than the queue may hold: half of them are tried, and the others stay where they are.
+                moved = moved[: len(moved) // 2]
+                came = {number: seq for seq, number in moved if number in fresh}
+            for number in fresh.keys() - came.keys():
+                del self.jobs[number]
+            check(answer.ok and answer.json["moved"] == len(moved), "redriven", answer, chosen, moved)
+            self.dead -= came.keys()
+            self._note_sent_back([seq for seq, _ in moved], call)
             seqs = {number: seq for seq, number in self.driver.peek(QUEUE).items()}
-            for number in fresh:
+            for number in came:
                 job = self.jobs[number]
                 check(number in seqs, "redriven to nowhere", number)
                 job.seq = seqs[number]

@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from shard_worker.core.job import JobState
 from shard_worker.core.job_json import record_text, records_of
-from shard_worker.core.lease_queue import JobState, LeaseQueue
+from shard_worker.core.lease_queue import LeaseQueue
 from shard_worker.core.topic import Topic
 from shard_worker.disk.wal import wal_file_name
 from shard_worker.moves import Peers

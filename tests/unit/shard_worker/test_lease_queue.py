@@ -7,7 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from shard_worker.core.lease_queue import AGING_MS, Job, JobSpec, JobState, LeaseQueue, written_at
+from shard_worker.core.job import Job, JobState
+from shard_worker.core.lease_queue import AGING_MS, JobSpec, LeaseQueue, written_at
 from shard_worker.core.piece import PieceSource
 from shard_worker.core.stretches import seqs_of
 from shard_worker.core.topic import Topic

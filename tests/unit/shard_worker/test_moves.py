@@ -408,6 +408,48 @@ def test_letters_that_could_not_move_can_be_claimed_again() -> None:
     assert driver.claim_seqs("dl") == [1]
 
 
+@pytest.mark.parametrize("discard", ["old", "reject"])
+def test_more_letters_than_the_queue_may_hold_come_back_in_parts(discard: str) -> None:
+    driver = QueueDriver(wal_file_bytes=1 << 16)
+    driver.make("q", cap_records=3, discard=discard)
+    driver.make("dl")
+    driver.write("dl", *range(8))
+    came: list[object] = []
+    while (answer := driver.redrive("dl", "q")).json != {"moved": 0}:
+        assert answer.json == {"moved": len(driver.data("q"))}, "the first ones, and as many as it says"
+        driver.check_queue("dl")
+        jobs = driver.claim("q", max=9)
+        came += [job["data"] for job in jobs]
+        driver.ack("q", "n", jobs)
+    assert came == [*range(8)]
+
+
+def test_a_redrive_into_a_full_queue_says_what_to_do() -> None:
+    driver = QueueDriver()
+    driver.make("q", cap_records=1, discard="reject")
+    driver.write("q", "full")
+    driver.make("dl")
+    driver.write("dl", 0, 1, 2)
+    answer = driver.redrive("dl", "q")
+    assert answer.status == 503
+    assert "q is full: make room there, or raise its cap" in answer.json["error"]["message"]
+    assert driver.claim_seqs("dl", max=5) == [1, 2, 3]
+
+
+def test_more_worn_out_jobs_than_the_dead_letters_may_hold_go_in_parts(driver: QueueDriver) -> None:
+    driver.put("dl", cap_records=2, discard="reject")
+    driver.write("q", *range(5))
+    wear_out(driver, count=5)
+    seen: list[object] = []
+    for _ in range(5):
+        bury(driver)
+        driver.check_queue("q")
+        seen += driver.data("dl")
+        driver.delete_records("dl", before_seq=99)
+        driver.clock.advance(MOVE_RETRY_MS)
+    assert (driver.data("q"), seen) == ([], [*range(5)])
+
+
 def test_a_redrive_from_nowhere_or_into_itself_is_refused() -> None:
     driver = with_dead_letters()
     assert driver.redrive("absent", "q").error == "topic_not_found"
@@ -436,6 +478,13 @@ def pair() -> tuple[QueueDriver, QueueDriver, FakeNetwork]:
 
 
 Pair = tuple[QueueDriver, QueueDriver, FakeNetwork]
+
+
+def crash(pair: Pair) -> None:
+    source, target, _ = pair
+    source.disk.kill_process()
+    source.reopen()
+    target.reopen()
 
 
 def test_dead_letters_cross_shards(pair: Pair) -> None:
@@ -516,6 +565,71 @@ def test_letters_come_back_across_shards(pair: Pair) -> None:
     assert target.redrive("dl", "q").json == {"moved": 2}
     assert (source.data("q"), target.data("dl")) == ([1, 2], [])
     assert seqs_of(source.claim("q", max=5)) == [3, 4]
+
+
+@pytest.mark.parametrize("state", ["ready", "leased"])
+def test_a_letter_whose_job_survived_a_crash_comes_back_once(pair: Pair, state: str) -> None:
+    source, target, network = pair
+    network.faults = ["lose"]
+    bury(source)
+    crash(pair)
+    assert (source.data("q"), target.data("dl")) == ([1, 2], [1, 2]), "copied, and not removed"
+    held = source.claim("q", max=1) if state == "leased" else []
+    assert target.redrive("dl", "q").json == {"moved": 2}
+    source.sync()
+    source.check_queue("q")
+    assert (source.data("q"), target.data("dl")) == ([1, 2], [])
+    assert seqs_of(source.claim("q", "m", max=9)) == [3, 4]
+    if held:
+        assert source.ack("q", "n", held) == {"acked": 0, "skipped": 1, "ready": 0, "in_flight": 2}
+
+
+def test_a_repeated_redrive_lets_go_of_a_survivor_too(pair: Pair) -> None:
+    source, target, network = pair
+    network.faults = ["lose", "lose"]
+    bury(source)
+    crash(pair)
+    assert target.redrive("dl", "q").status == 503, "its answer was lost"
+    assert target.redrive("dl", "q").json == {"moved": 2}
+    source.sync()
+    assert (source.data("q"), target.data("dl")) == ([1, 2], [])
+
+
+def test_letters_stay_while_the_burial_of_their_jobs_goes_on(pair: Pair) -> None:
+    source, target, network = pair
+    network.faults = ["hold"]
+    bury(source)
+    assert target.redrive("dl", "q").status == 503
+    network.let_go()
+    source.run_moves()
+    assert (source.data("q"), target.data("dl")) == ([], [1, 2])
+    assert target.redrive("dl", "q").json == {"moved": 2}
+    assert (source.data("q"), target.data("dl")) == ([1, 2], [])
+
+
+def test_a_letter_does_not_take_a_job_of_a_later_queue_of_the_same_name(pair: Pair) -> None:
+    source, target, _ = pair
+    bury(source)
+    source.delete_topic("q")
+    source.make("q")
+    source.write("q", "new", "newer")
+    source.sync()
+    assert target.redrive("dl", "q").json == {"moved": 2}
+    assert source.data("q") == ["new", "newer", 1, 2]
+
+
+def test_survivors_stay_if_the_letters_cannot_be_written(pair: Pair) -> None:
+    source, target, network = pair
+    network.faults = ["lose"]
+    bury(source)
+    crash(pair)
+    held = source.claim("q", max=1)
+    source.disk.fail_on("write", 1, errno.EIO, "/wal/")
+    assert target.redrive("dl", "q").status == 503
+    source.check_queue("q")
+    assert (source.data("q"), target.data("dl")) == ([1, 2], [1, 2])
+    assert source.ack("q", "n", held)["acked"] == 1
+    assert seqs_of(source.claim("q", "m", max=9)) == [2]
 
 
 def test_a_letter_that_somebody_dealt_with_is_not_put_there_again(pair: Pair) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shard_worker.core.handout import shared_out
-from shard_worker.core.lease_queue import JobState
+from shard_worker.core.job import JobState
 from shard_worker.core.lease_tokens import token_list, token_of, token_parts, tokens_are
 from shard_worker.core.stretches import count_of, seqs_of, stretches_of
 from shared.wire import Op
