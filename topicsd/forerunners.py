@@ -1,0 +1,146 @@
+"""The first children of the server, started before anybody can tell them what to do.
+
+`topicsd/loader.py` loads their code and forks them while this process loads the rest of its own. They wait for their
+boot line, and if it never comes, because the start is refused after all, for the end of the control socket. Nothing
+depends on them: a child that did not come this way is started from scratch (`topicsd/spawn.py`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import Final, Self
+
+from topicsd.spawn import Ends, Spawned, open_ends
+
+_LOADER_MODULE: Final = "topicsd.loader"
+# For `ps`, while it loads. Its children put their own words there, which need the room.
+_LOADER_ARGS: Final = ("--for-children-of", "topicsd-serve")
+_PR_SET_CHILD_SUBREAPER: Final = 36
+_ANSWER_MAX_BYTES: Final = 64
+
+
+class AdoptedProcess:
+    """A child that another process of ours has forked."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        return self._reap(os.WNOHANG)
+
+    def wait(self) -> int:
+        returncode = self._reap(0)
+        assert returncode is not None
+        return returncode
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+    def _reap(self, flags: int) -> int | None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, flags)
+            if pid != 0:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+
+class Forerunners:
+    """Children that were started ahead of time. Ends those that nobody took."""
+
+    def __init__(self) -> None:
+        self._loader_pid = 0
+        self._link: socket.socket | None = None
+        self._asked_for: list[tuple[str, Ends]] = []
+        self._pids: list[int] = []
+        self._waiting: list[tuple[str, Spawned]] = []
+
+    @property
+    def link(self) -> socket.socket | None:
+        """Readable when there is something for `hear`; None: no more will come."""
+        return self._link
+
+    def load(self, *, env: Mapping[str, str]) -> None:
+        """Begin to load their code, whichever it will be. Raises OSError."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs, ExitStack() as undo:
+            undo.callback(ours.close)
+            # -P: a directory named "gateway" where the server happens to be started is not ours.
+            argv = [sys.executable, "-P", "-m", _LOADER_MODULE, *_LOADER_ARGS]
+            stdin = [(os.POSIX_SPAWN_DUP2, theirs.fileno(), 0)]
+            self._loader_pid = os.posix_spawn(sys.executable, argv, env, file_actions=stdin, setsid=True)
+            undo.pop_all()
+        self._link = ours
+
+    def start(self, modules: Sequence[str]) -> None:
+        """Have these forked, in this order, and no others. Raises OSError: then they may come or not."""
+        if self._link is None:
+            return
+        _adopt_orphans(True)  # theirs is the loader until it ends
+        for module in modules:
+            with open_ends() as (ours, theirs):
+                socket.send_fds(self._link, [module.encode()], theirs.fds)
+            self._asked_for.append((module, ours))
+        self._link.shutdown(socket.SHUT_WR)
+
+    def hear(self) -> None:
+        """Take the loader's next word. Blocks until there is one."""
+        assert self._link is not None
+        try:
+            answer = self._link.recv(_ANSWER_MAX_BYTES)
+        except ConnectionResetError:
+            return  # it was killed before it had read everything; what it said before comes next
+        if answer:
+            self._pids.append(int(answer))
+        else:
+            self._take_over()
+
+    def take(self, module: str) -> Spawned | None:
+        for at, (name, spawned) in enumerate(self._waiting):
+            if name == module:
+                del self._waiting[at]
+                return spawned
+        return None
+
+    def give_up(self) -> None:
+        """Go on without those that have not come yet."""
+        if self._link is not None:
+            os.kill(self._loader_pid, signal.SIGKILL)
+        while self._link is not None:
+            self.hear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.give_up()
+        while self._waiting:
+            self._waiting.pop()[1].discard()
+
+    def _take_over(self) -> None:
+        """The loader has ended, so its children are ours now."""
+        assert self._link is not None
+        self._link.close()
+        self._link = None
+        os.waitpid(self._loader_pid, 0)
+        _adopt_orphans(False)
+        for at, (module, ends) in enumerate(self._asked_for):
+            try:
+                self._waiting.append((module, Spawned(AdoptedProcess(self._pids[at]), ends)))
+            except (IndexError, OSError):
+                ends.close()  # one that was forked all the same takes it for the end
+        self._asked_for.clear()
+
+
+def _adopt_orphans(adopt: bool) -> None:
+    """Whether processes whose parent ends become our children, if they descend from us. Raises OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_CHILD_SUBREAPER, int(adopt), 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "children of a child cannot be adopted here")
