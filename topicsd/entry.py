@@ -9,10 +9,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 
-from topicsd.forerunners import Forerunners
-from topicsd.spawn import child_environment, raise_file_limit
+from topicsd.loader_start import Loader, child_environment, raise_file_limit
 
 
 def main() -> None:
@@ -30,10 +28,14 @@ def main() -> None:
 def _serve_if_plain(words: Sequence[str]) -> None:
     """Returns only if there is more to understand than flags and values."""
     raise_file_limit()
-    with Forerunners() as forerunners:
-        # Before anything else: the children have more to load than we do.
-        with suppress(OSError):
-            forerunners.load(env=child_environment(os.environ))
+    # Before anything else: the children have more to load than we do.
+    try:
+        loader = Loader(env=child_environment(os.environ))
+    except OSError:
+        loader = None
+    from topicsd.forerunners import Forerunners
+
+    with Forerunners(loader) as forerunners:
         given = plain_flags(words)
         if given is not None:
             from topicsd.serving import run_server

@@ -11,16 +11,12 @@ import ctypes
 import os
 import signal
 import socket
-import sys
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
 from typing import Final, Self
 
+from topicsd.loader_start import Loader
 from topicsd.spawn import Ends, Spawned, open_ends
 
-_LOADER_MODULE: Final = "topicsd.loader"
-# For `ps`, while it loads. Its children put their own words there, which need the room.
-_LOADER_ARGS: Final = ("--for-children-of", "topicsd-serve")
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _ANSWER_MAX_BYTES: Final = 64
 
@@ -55,9 +51,8 @@ class AdoptedProcess:
 class Forerunners:
     """Children that were started ahead of time. Ends those that nobody took."""
 
-    def __init__(self) -> None:
-        self._loader_pid = 0
-        self._link: socket.socket | None = None
+    def __init__(self, loader: Loader | None = None) -> None:
+        self._loader = loader
         self._asked_for: list[tuple[str, Ends]] = []
         self._pids: list[int] = []
         self._waiting: list[tuple[str, Spawned]] = []
@@ -65,42 +60,32 @@ class Forerunners:
     @property
     def link(self) -> socket.socket | None:
         """Readable when there is something for `hear`; None: no more will come."""
-        return self._link
-
-    def load(self, *, env: Mapping[str, str]) -> None:
-        """Begin to load their code, whichever it will be. Raises OSError."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs, ExitStack() as undo:
-            undo.callback(ours.close)
-            # -P: a directory named "gateway" where the server happens to be started is not ours.
-            argv = [sys.executable, "-P", "-m", _LOADER_MODULE, *_LOADER_ARGS]
-            stdin = [(os.POSIX_SPAWN_DUP2, theirs.fileno(), 0)]
-            self._loader_pid = os.posix_spawn(sys.executable, argv, env, file_actions=stdin, setsid=True)
-            undo.pop_all()
-        self._link = ours
+        return None if self._loader is None else self._loader.link
 
     def start(self, modules: Sequence[str]) -> None:
         """Have these forked, in this order, and no others. Raises OSError: then they may come or not."""
-        if self._link is None:
+        if self._loader is None:
             return
-        _adopt_orphans(True)  # theirs is the loader until it ends
-        for module in modules:
-            with open_ends() as (ours, theirs):
-                socket.send_fds(self._link, [module.encode()], theirs.fds)
-            self._asked_for.append((module, ours))
-        self._link.shutdown(socket.SHUT_WR)
+        try:
+            _adopt_orphans(True)  # the loader is their parent until it ends
+            for module in modules:
+                with open_ends() as (ours, theirs):
+                    socket.send_fds(self._loader.link, [module.encode()], theirs.fds)
+                self._asked_for.append((module, ours))
+        finally:
+            self._loader.link.shutdown(socket.SHUT_WR)
 
     def hear(self) -> None:
         """Take the loader's next word. Blocks until there is one."""
-        assert self._link is not None
+        assert self._loader is not None
         try:
-            answer = self._link.recv(_ANSWER_MAX_BYTES)
+            answer = self._loader.link.recv(_ANSWER_MAX_BYTES)
         except ConnectionResetError:
             return  # it was killed before it had read everything; what it said before comes next
         if answer:
             self._pids.append(int(answer))
         else:
-            self._take_over()
+            self._take_over(self._loader)
 
     def take(self, module: str) -> Spawned | None:
         for at, (name, spawned) in enumerate(self._waiting):
@@ -111,9 +96,9 @@ class Forerunners:
 
     def give_up(self) -> None:
         """Go on without those that have not come yet."""
-        if self._link is not None:
-            os.kill(self._loader_pid, signal.SIGKILL)
-        while self._link is not None:
+        if self._loader is not None:
+            os.kill(self._loader.pid, signal.SIGKILL)
+        while self._loader is not None:
             self.hear()
 
     def __enter__(self) -> Self:
@@ -124,12 +109,11 @@ class Forerunners:
         while self._waiting:
             self._waiting.pop()[1].discard()
 
-    def _take_over(self) -> None:
+    def _take_over(self, loader: Loader) -> None:
         """The loader has ended, so its children are ours now."""
-        assert self._link is not None
-        self._link.close()
-        self._link = None
-        os.waitpid(self._loader_pid, 0)
+        loader.link.close()
+        os.waitpid(loader.pid, 0)
+        self._loader = None
         _adopt_orphans(False)
         for at, (module, ends) in enumerate(self._asked_for):
             try:

@@ -14,8 +14,9 @@ from shared.io.logs import set_up_logging
 from shared.settings import Settings, is_loopback
 from topicsd.exits import Exit, StartRefused
 from topicsd.forerunners import Forerunners
+from topicsd.loader_start import SECRET_ENV, Loader, child_environment, raise_file_limit
 from topicsd.settings_in_force import refuse
-from topicsd.spawn import GATEWAY_MODULE, SECRET_ENV, WORKER_MODULE, child_environment, raise_file_limit
+from topicsd.spawn import GATEWAY_MODULE, WORKER_MODULE
 
 if TYPE_CHECKING:
     from topicsd.supervisor import ChildPlan
@@ -33,10 +34,10 @@ def run_server(
         # They are digests in `settings` by now, and nothing this process starts may inherit them.
         os.environ.pop(name, None)
     raise_file_limit()
-    with loading or Forerunners() as forerunners:
+    with loading or _forerunners(env) as forerunners:
         # Those that cannot be started now are started by the supervisor, which knows what to do if that fails too.
         with contextlib.suppress(OSError):
-            _send_ahead(forerunners, settings, env, plan)
+            _send_ahead(forerunners, settings, plan)
         log.info("server.starting", extra=settings.effective())
         _warn_if_open(settings)
         try:
@@ -47,13 +48,16 @@ def run_server(
             refuse(str(err), err.exit_code)
 
 
-def _send_ahead(
-    forerunners: Forerunners, settings: Settings, env: dict[str, str], plan: ChildPlan | None
-) -> None:
+def _forerunners(env: dict[str, str]) -> Forerunners:
+    try:
+        return Forerunners(Loader(env=child_environment(env)))
+    except OSError:
+        return Forerunners()
+
+
+def _send_ahead(forerunners: Forerunners, settings: Settings, plan: ChildPlan | None) -> None:
     worker = WORKER_MODULE if plan is None else plan.worker_module
     gateway = GATEWAY_MODULE if plan is None else plan.gateway_module
-    if forerunners.link is None:
-        forerunners.load(env=child_environment(env))
     forerunners.start([gateway, *[worker] * settings.wal_shards])
 
 

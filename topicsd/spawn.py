@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import os
-import resource
 import socket
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Final, NamedTuple, Protocol
 
-from topicsd.service_notify import MANAGER_ENV
-
 WORKER_MODULE: Final = "shard_worker"
 GATEWAY_MODULE: Final = "gateway"
-
-# Settings that are secrets. Named here, because children are started before the table of settings is loaded.
-SECRET_ENV: Final = ("TOPICS_API_KEYS",)
 
 
 class Process(Protocol):
@@ -102,16 +96,3 @@ def spawn(module: str, *, env: Mapping[str, str]) -> Spawned:
         spawned = Spawned(process, ours)
         undo.pop_all()
     return spawned
-
-
-def child_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """The environment for children: what they must know comes over the socket, and secrets not at all."""
-    return {name: value for name, value in env.items() if name not in (*MANAGER_ENV, *SECRET_ENV)}
-
-
-def raise_file_limit() -> None:
-    """For the children, which inherit it: every client is a descriptor."""
-    # The soft limit is low for the sake of programs that use select().
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -35,11 +35,12 @@ from topicsd.exits import Exit, StartRefused
 from topicsd.forerunners import Forerunners
 from topicsd.inherited_port import take_inherited_port
 from topicsd.key_file import with_key_file
+from topicsd.loader_start import MANAGER_ENV, child_environment
 from topicsd.public_port import PortFile, open_public_port, port_number, public_url
-from topicsd.service_notify import MANAGER_ENV, ServiceNotifier
+from topicsd.service_notify import ServiceNotifier
 from topicsd.service_report import ServiceReport
 from topicsd.socket_dir import make_socket_dir
-from topicsd.spawn import GATEWAY_MODULE, WORKER_MODULE, child_environment, spawn
+from topicsd.spawn import GATEWAY_MODULE, WORKER_MODULE, spawn
 from topicsd.store_file import Store, open_store, with_id
 from topicsd.watchdog import Watchdog
 

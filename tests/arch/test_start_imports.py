@@ -31,7 +31,7 @@ STARTS = {
     # What runs before the process that loads the children's code is started, and so holds it up: nearly nothing.
     "topicsd.entry": HEAVY
     | OFFLINE
-    | {"trio", "msgspec", "logging", "subprocess", "dataclasses", "shared.settings"},
+    | {"trio", "msgspec", "logging", "subprocess", "typing", "shared.settings"},
     # What runs before children are asked for: not even the event loop.
     "topicsd.serving": HEAVY | OFFLINE | {"trio", "attrs", "gateway", "shard_worker", "cbor2", "subprocess"},
     "topicsd.supervisor": HEAVY | OFFLINE | {"shard_worker.engine", "gateway.service", "cbor2", "pyroaring"},

@@ -19,7 +19,7 @@ PLAIN = [
     (["--data-dir=a=b"], {"data_dir": "a=b"}),
     (["--port", "80", "--port", "81"], {"port": "81"}),
     (["--port", "no number"], {"port": "no number"}),
-    (["--config", "/nowhere"], {"config": "/nowhere"}),
+    (["--config", "/proc/none.toml"], {"config": "/proc/none.toml"}),
 ]
 NOT_PLAIN = [
     ["--help"],

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
+import select
 import signal
 import sys
 import time
@@ -12,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from topicsd.forerunners import Forerunners
+from topicsd.loader_start import Loader
 from topicsd.spawn import Spawned
 
 WAITS = "tests.support.fake_gateway"  # for its boot line, as every child does
@@ -57,8 +61,7 @@ def taken_from(forerunners: Forerunners) -> Spawned:
 
 def test_a_forerunner_that_nobody_takes_is_ended_and_one_that_was_taken_is_not() -> None:
     before = open_descriptors()
-    with Forerunners() as forerunners:
-        forerunners.load(env=env())
+    with Forerunners(Loader(env=env())) as forerunners:
         forerunners.start([WAITS, WAITS])
         hear_all(forerunners)
         taken = taken_from(forerunners)
@@ -73,8 +76,7 @@ def test_a_forerunner_that_nobody_takes_is_ended_and_one_that_was_taken_is_not()
 
 
 def test_a_forerunner_is_our_child_in_a_session_of_its_own_and_looks_as_if_started_by_name() -> None:
-    with Forerunners() as forerunners:
-        forerunners.load(env=env())
+    with Forerunners(Loader(env=env())) as forerunners:
         forerunners.start([WAITS])
         hear_all(forerunners)
         child = taken_from(forerunners)
@@ -94,8 +96,7 @@ def test_a_forerunner_is_our_child_in_a_session_of_its_own_and_looks_as_if_start
 
 
 def test_a_forerunner_whose_boot_line_never_comes_ends_by_itself_and_well() -> None:
-    with Forerunners() as forerunners:
-        forerunners.load(env=env())
+    with Forerunners(Loader(env=env())) as forerunners:
         forerunners.start([WAITS])
         hear_all(forerunners)
         child = taken_from(forerunners)
@@ -107,29 +108,45 @@ def test_a_forerunner_whose_boot_line_never_comes_ends_by_itself_and_well() -> N
 
 def test_without_anybody_asked_for_the_loader_ends() -> None:
     before = open_descriptors()
-    with Forerunners() as forerunners:
-        forerunners.load(env=env())
-        pid = forerunners._loader_pid
-    assert gone(pid)
+    with Forerunners(loader := Loader(env=env())):
+        assert not gone(loader.pid)
+    assert gone(loader.pid)
     assert open_descriptors() == before
 
 
-def test_a_loader_that_dies_takes_nothing_with_it_but_the_time_it_would_have_saved() -> None:
+@pytest.mark.parametrize("seen", [False, True])
+def test_a_loader_that_dies_takes_nothing_with_it_but_the_time_it_would_have_saved(seen: bool) -> None:
     before = open_descriptors()
-    with Forerunners() as forerunners:
-        forerunners.load(env=env())
-        os.kill(forerunners._loader_pid, signal.SIGKILL)
-        forerunners.start([WAITS, WAITS])
+    with Forerunners(loader := Loader(env=env())) as forerunners:
+        os.kill(loader.pid, signal.SIGKILL)
+        if seen:
+            select.select([loader.link], [], [])
+        with contextlib.suppress(BrokenPipeError):
+            forerunners.start([WAITS, WAITS])
         hear_all(forerunners)
         assert forerunners.take(WAITS) is None
     assert open_descriptors() == before
 
 
+def test_where_children_cannot_be_adopted_nobody_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(adopt: bool) -> None:
+        if adopt:
+            raise PermissionError(errno.EPERM, "not here")
+
+    monkeypatch.setattr("topicsd.forerunners._adopt_orphans", refuse)
+    before = open_descriptors()
+    with Forerunners(loader := Loader(env=env())) as forerunners:
+        with pytest.raises(PermissionError):
+            forerunners.start([WAITS])
+        hear_all(forerunners)
+        assert gone(loader.pid) and forerunners.take(WAITS) is None
+    assert open_descriptors() == before
+
+
 def test_a_loader_that_hangs_is_given_up() -> None:
     before = open_descriptors()
-    with Forerunners() as forerunners:
-        forerunners.load(env=env())
-        os.kill(forerunners._loader_pid, signal.SIGSTOP)
+    with Forerunners(loader := Loader(env=env())) as forerunners:
+        os.kill(loader.pid, signal.SIGSTOP)
         forerunners.start([WAITS])
         forerunners.give_up()
         assert forerunners.link is None and forerunners.take(WAITS) is None
@@ -139,9 +156,12 @@ def test_a_loader_that_hangs_is_given_up() -> None:
 def test_a_loader_that_cannot_be_started_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
     before = open_descriptors()
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(OSError):
+        Loader(env=env())
+    assert open_descriptors() == before
+
+
+def test_without_a_loader_nobody_comes() -> None:
     with Forerunners() as forerunners:
-        with pytest.raises(OSError):
-            forerunners.load(env=env())
         forerunners.start([WAITS])
         assert forerunners.link is None and forerunners.take(WAITS) is None
-    assert open_descriptors() == before

@@ -8,7 +8,8 @@ import sys
 import pytest
 
 from shared.settings import SETTINGS
-from topicsd.spawn import SECRET_ENV, child_environment, spawn
+from topicsd.loader_start import SECRET_ENV, child_environment
+from topicsd.spawn import spawn
 
 WAITS = "tests.support.fake_gateway"  # for its boot line, as every child does
 
