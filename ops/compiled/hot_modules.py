@@ -28,6 +28,7 @@ GROUPS: Final[dict[str, tuple[str, ...]]] = {
         "shard_worker.serve.link",
         "shard_worker.serve.pushes",
         "shard_worker.serve.turns",
+        "shard_worker.core.reading",
     ),
     "gateway": (
         "gateway.fast_lane.answer_slot",

@@ -430,8 +430,9 @@ def _shown(piece: Piece, low: int, high: int, view: View) -> Sequence[bytes | me
 def _shortened(record: bytes, meta_bytes: int, view: View) -> bytes:
     if not view.include_data:
         # In front of it stand numbers and the node, a string, in which this quote would be escaped.
+        data_start = record.index(b',"data":')
         data_end = len(record) - 2 - meta_bytes
-        record = record[: record.index(b',"data":')] + record[data_end:]
+        record = record[:data_start] + record[data_end:]
     if not view.include_meta and meta_bytes:
         record = record[: -2 - meta_bytes] + b"},"
     return record
