@@ -5,9 +5,9 @@ import sys
 if __name__ == "__main__":
     # Both before the modules they are about are imported.
     from shared.io.compiled import use_compiled
-    from shared.io.late_modules import load_openssl_late
+    from shared.io.late_modules import lighten_trio
 
-    load_openssl_late()
+    lighten_trio()
     use_compiled()
     from gateway.process import main
 

@@ -17,6 +17,7 @@ from gateway.io.supervisor_feed import SupervisorFeed
 from gateway.service import Api
 from shared.io.child_channel import Boot, ChildChannel
 from shared.io.logs import set_up_logging
+from shared.io.spare_memory import return_spare_memory
 from shared.settings import Settings
 from shared.version import VERSION
 
@@ -52,6 +53,7 @@ async def run_gateway(channel: ChildChannel, boot: Boot) -> None:
     listeners = [socket.socket(fileno=fd) for fd in boot.listen_fds]
     async with trio.open_nursery() as nursery:
         nursery.start_soon(channel.heartbeat, ShardRollCall(shards, edge.turn).facts)
+        nursery.start_soon(return_spare_memory)
         nursery.start_soon(shards.run, edge.poller)
         nursery.start_soon(api.hub.run, edge.turn)
         nursery.start_soon(api.work.run, edge.turn)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from shared.io.compiled import use_compiled
-from shared.io.late_modules import load_openssl_late
+from shared.io.late_modules import lighten_trio
 
 
 def main() -> int:
@@ -21,6 +21,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    load_openssl_late()
+    lighten_trio()
     use_compiled()
     sys.exit(main())

@@ -22,6 +22,7 @@ from shared.errors import ColdUnreachable, DataDamage, DiskFault
 from shared.io.bucket_fs import file_system
 from shared.io.child_channel import Boot, ChildChannel, socket_path
 from shared.io.durable_fs import FileSystem
+from shared.io.spare_memory import return_spare_memory
 from shared.limits import SEAL_GATHER_MAX_BYTES, SEAL_GATHER_MAX_FRAMES, SEAL_REST_S
 from shared.settings import Settings
 
@@ -148,6 +149,7 @@ async def _serve(channel: ChildChannel, boot: Boot, shard: Shard) -> int:
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(channel.heartbeat)
+            nursery.start_soon(return_spare_memory)
             nursery.start_soon(_drain_when_told, channel, loop, boot.settings.drain_timeout_ms / 1000)
             channel.report("ready")
             await loop.run()

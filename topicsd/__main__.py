@@ -1,6 +1,6 @@
 """`python -m topicsd`, the same as `topicsd`."""
 
-from topicsd.cli import main
+from topicsd.entry import main
 
 if __name__ == "__main__":
-    main(prog_name="topicsd")
+    main()

@@ -12,16 +12,6 @@ import time
 from collections.abc import Mapping
 from typing import Final
 
-# Addressed to this process alone: a child that inherited them could speak in our name.
-MANAGER_ENV: Final = (
-    "NOTIFY_SOCKET",
-    "WATCHDOG_USEC",
-    "WATCHDOG_PID",
-    "LISTEN_FDS",
-    "LISTEN_PID",
-    "LISTEN_FDNAMES",
-    "CREDENTIALS_DIRECTORY",
-)
 # The manager reads its socket all the time; should it not, we are not to hang with it.
 _SEND_TIMEOUT_S: Final = 1.0
 

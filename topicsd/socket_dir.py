@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-import tempfile
 from typing import Final
 
 from shared.io.child_channel import socket_path
@@ -23,7 +22,9 @@ def find_socket_dir(data_dir: str) -> str:
     wanted = os.path.join(os.path.abspath(data_dir), "run")
     if len(os.fsencode(socket_path(wanted, _HIGHEST_SHARD))) <= SOCKET_PATH_MAX_BYTES:
         return wanted
-    import hashlib  # with OpenSSL: for the paths that need it
+    # With OpenSSL and several formats of compression: for the paths that need it.
+    import hashlib
+    import tempfile
 
     place = hashlib.sha256(os.fsencode(os.path.realpath(data_dir))).hexdigest()[:16]
     return os.path.join(tempfile.gettempdir(), f"topicsd-{os.getuid()}-{place}")

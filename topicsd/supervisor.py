@@ -32,13 +32,15 @@ from topicsd.child_process import ChildProcess, Silence
 from topicsd.core.pulse import PulseLimits
 from topicsd.core.restart_policy import RestartTimes
 from topicsd.exits import Exit, StartRefused
+from topicsd.forerunners import Forerunners
 from topicsd.inherited_port import take_inherited_port
 from topicsd.key_file import with_key_file
+from topicsd.loader_start import MANAGER_ENV, child_environment
 from topicsd.public_port import PortFile, open_public_port, port_number, public_url
-from topicsd.service_notify import MANAGER_ENV, ServiceNotifier
+from topicsd.service_notify import ServiceNotifier
 from topicsd.service_report import ServiceReport
 from topicsd.socket_dir import make_socket_dir
-from topicsd.spawn import GATEWAY_MODULE, WORKER_MODULE, Forerunners, child_environment, spawn
+from topicsd.spawn import GATEWAY_MODULE, WORKER_MODULE, spawn
 from topicsd.store_file import Store, open_store, with_id
 from topicsd.watchdog import Watchdog
 
@@ -55,6 +57,8 @@ _WORKER_DRAIN_MIN_S: Final = 1.0
 _KILL_GRACE_S: Final = 2.0
 # What the service manager is asked for on top of all that.
 _STOP_SLACK_S: Final = 5.0
+# For loading and forking the first children. Later than this, something is wrong with the process that does it.
+_FORERUNNERS_S: Final = 20.0
 # On top of the whole drain timeout; only children of a supervisor that was killed live to see it.
 _ORPHAN_GRACE_S: Final = 5.0
 
@@ -120,6 +124,7 @@ class Supervisor:
                 log.info("store.move_stopped", extra={"next": "the next start goes on with it"})
                 return Exit.CLEAN
             await self._open_port(held)
+            await self._await_forerunners()
             async with trio.open_nursery() as nursery:
                 for keeper in (*self._workers, self._gateway):
                     nursery.start_soon(keeper.run)
@@ -214,6 +219,13 @@ class Supervisor:
         url = public_url(host, self._listeners)
         log.info("server.listening", extra={"url": url, "inherited": inherited})
         self._announce(url)
+
+    async def _await_forerunners(self) -> None:
+        with trio.move_on_after(_FORERUNNERS_S):
+            while self._forerunners.link is not None:
+                await trio.lowlevel.wait_readable(self._forerunners.link)
+                self._forerunners.hear()
+        self._forerunners.give_up()
 
     def _close_listeners(self) -> None:
         while self._listeners:

@@ -26,6 +26,7 @@ GROUPS: Final[dict[str, tuple[str, ...]]] = {
         "shard_worker.core.job_json",
         "shard_worker.core.lease_queue",
         "shard_worker.core.lease_tokens",
+        "shard_worker.core.reading",
         "shard_worker.core.seq_text",
         "shard_worker.core.shard_state",
         "shard_worker.core.stretches",

@@ -7,8 +7,9 @@ extents of log files and never touches a record. Everything else goes through by
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise, repeat
 from typing import NamedTuple
 
 import msgspec
@@ -17,6 +18,7 @@ from shard_worker.core.hot_index import IN_MEMORY
 from shard_worker.core.piece import Piece, PieceSource
 from shard_worker.core.topic import REASON_MIXED, REASON_RECREATED, Run, Topic
 from shared.api_types import DiffRequest
+from shared.columns import FIELD_COLUMN
 from shared.errors import InvalidRequest
 from shared.limits import (
     EXTENTS_MAX_PER_ANSWER,
@@ -63,15 +65,13 @@ class View(NamedTuple):
     include_data: bool = True
 
     @property
+    def as_written(self) -> bool:
+        """Are records shown as they stand in the log?"""
+        return self.include_meta and self.include_data and not (self.include_tags or self.include_keys)
+
+    @property
     def plain(self) -> bool:
-        return not (
-            self.nodes
-            or self.match
-            or self.include_tags
-            or self.include_keys
-            or not self.include_meta
-            or not self.include_data
-        )
+        return self.as_written and not (self.nodes or self.match)
 
 
 PLAIN_VIEW = View(READ_DEFAULT_LIMIT, READ_DEFAULT_BYTES, frozenset(), None, False, False, True)
@@ -350,21 +350,19 @@ def _read_filtered(
         low, high = piece.index_of(start), piece.index_of(stop + 1)
         if low >= high:
             break
-        wanted = wanted_in(topic, piece, low, high, view)
-        ends = piece.columns.ends
-        for index in range(low, high):
-            seq = piece.seq_at(index)
-            if not wanted[index - low]:
-                result.scanned += 1
-                continue
-            size = ends[index] - (ends[index - 1] if index else 0)
-            if result.delivered >= view.limit or (size > budget and result.delivered):
-                result.next_from = seq - 1
+        for begin, end in _runs(wanted_in(topic, piece, low, high, view)):
+            begin, end = low + begin, low + end
+            most = min(end, begin + view.limit - result.delivered)
+            fitting = begin
+            if most > begin:
+                fitting, budget = _fit(piece, begin, most, budget, first=not result.delivered)
+            result.chunks.extend(_shown(piece, begin, fitting, view))
+            result.delivered += fitting - begin
+            if fitting < end:
+                result.scanned += fitting - low
+                result.next_from = piece.seq_at(fitting) - 1
                 return
-            budget -= size
-            result.chunks.append(_project(piece, index, view))
-            result.delivered += 1
-            result.scanned += 1
+        result.scanned += high - low
         if result.scanned >= READ_SCAN_MAX_RECORDS and piece.seq_at(high - 1) < stop:
             # A filter that matches nothing must not hold up the shard: the reader goes on from here.
             result.next_from = piece.seq_at(high - 1)
@@ -373,7 +371,11 @@ def _read_filtered(
 
 def wanted_in(topic: Topic, piece: Piece, low: int, high: int, view: View) -> Sequence[bool]:
     """Which of the piece's records [low, high) are live and not filtered out."""
-    wanted = [topic.is_live(piece.seq_at(index)) for index in range(low, high)]
+    first, last = piece.seq_at(low), piece.seq_at(high - 1)
+    if piece.dense and last <= topic.head and topic.live_between(first, last) == high - low:
+        wanted = [True] * (high - low)
+    else:
+        wanted = [topic.is_live(piece.seq_at(index)) for index in range(low, high)]
     if view.nodes:
         for index, node in enumerate(piece.columns.values("node")[low:high]):
             if node is not None and node in view.nodes:
@@ -386,31 +388,63 @@ def wanted_in(topic: Topic, piece: Piece, low: int, high: int, view: View) -> Se
     return wanted
 
 
-def _project(piece: Piece, index: int, view: View) -> bytes | memoryview:
-    """One record as `view` wants it, with its comma."""
+def _runs(wanted: Sequence[bool]) -> Iterator[tuple[int, int]]:
+    """Where neighbours are wanted: (begin, end), ascending."""
+    flags, end = bytes(wanted), 0
+    while (begin := flags.find(1, end)) >= 0:
+        end = flags.find(0, begin)
+        if end < 0:
+            end = len(flags)
+        yield begin, end
+
+
+def _shown(piece: Piece, low: int, high: int, view: View) -> Sequence[bytes | memoryview]:
+    """The records [low, high) as `view` wants them, each with its comma."""
+    if low == high:
+        return ()
     columns = piece.columns
     ends = columns.ends
-    record = piece.json[ends[index - 1] if index else 0 : ends[index]]
-    meta_bytes = columns.meta[index] if columns.meta is not None else 0
+    base = ends[low - 1] if low else 0
+    if view.as_written:
+        return (piece.json[base : ends[high - 1]],)
+    text = bytes(piece.json[base : ends[high - 1]])
+    begins = [0, *(end - base for end in ends[low:high])]
+    records = [text[begin:end] for begin, end in pairwise(begins)]
+    if not (view.include_meta and view.include_data):
+        meta = columns.meta[low:high] if columns.meta is not None else repeat(0, high - low)
+        records = [
+            _shortened(record, meta_bytes, view) for record, meta_bytes in zip(records, meta, strict=True)
+        ]
+    for name, field, included in (("$key", "key", view.include_keys), ("$tag", "tag", view.include_tags)):
+        if included and columns.column_flags & FIELD_COLUMN[field]:
+            # The keys before the tags: both go to the same place, and the later one ends up in front.
+            values = columns.values(field)[low:high]
+            labels = {value: _label(name, value) for value in set(values) if value is not None}
+            records = [
+                record if value is None else _labelled(record, labels[value])
+                for record, value in zip(records, values, strict=True)
+            ]
+    return records
+
+
+def _shortened(record: bytes, meta_bytes: int, view: View) -> bytes:
     if not view.include_data:
-        text = bytes(record)
         # In front of it stand numbers and the node, a string, in which this quote would be escaped.
-        data_end = len(text) - 2 - meta_bytes
-        data_start = text.index(b',"data":')
-        record = memoryview(text[:data_start] + text[data_end:])
+        data_start = record.index(b',"data":')
+        data_end = len(record) - 2 - meta_bytes
+        record = record[:data_start] + record[data_end:]
     if not view.include_meta and meta_bytes:
-        record = memoryview(bytes(record[: -2 - meta_bytes]) + b"},")
-    labels = b""
-    if view.include_tags and (tag := columns.tag(index)) is not None:
-        labels += b',"$tag":' + msgspec.json.encode(tag.decode())
-    if view.include_keys and (key := columns.key(index)) is not None:
-        labels += b',"$key":' + msgspec.json.encode(key.decode())
-    if not labels:
-        return record
-    # Behind the `$ts` number, which starts behind the second colon and ends at the next comma.
-    text = bytes(record)
-    stamp = text.index(b'"$ts":')
-    at = text.find(b",", stamp, -1)
+        record = record[: -2 - meta_bytes] + b"},"
+    return record
+
+
+def _label(name: str, value: bytes) -> bytes:
+    return b',"%b":%b' % (name.encode(), msgspec.json.encode(value.decode()))
+
+
+def _labelled(record: bytes, label: bytes) -> bytes:
+    # Behind the `$ts` number, which ends at the next comma.
+    at = record.find(b",", record.index(b'"$ts":'), -1)
     if at < 0:  # nothing follows the stamp: the record is shown without its data
-        at = len(text) - 2
-    return text[:at] + labels + text[at:]
+        at = len(record) - 2
+    return record[:at] + label + record[at:]

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import errno
 import os
-import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -209,6 +208,8 @@ class _Upload(File):
     """An object in the making."""
 
     def __init__(self, fs: TieredFileSystem, key: str, path: str) -> None:
+        import tempfile  # with several formats of compression: for those who have a bucket
+
         self._fs = fs
         self._key = key
         self._path = path

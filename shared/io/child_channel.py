@@ -38,6 +38,7 @@ import trio
 from msgspec import structs
 
 from shared.errors import Internal
+from shared.io.spare_memory import use_one_arena
 from shared.settings import Settings
 
 HEARTBEAT_S: Final = 1.0
@@ -161,6 +162,7 @@ class ChildChannel:
         `argv` is `sys.argv`. A process that no supervisor started exits 2 with a usage message.
         """
         status_fd = _status_fd(argv)
+        use_one_arena()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         channel = cls(_take_stdin(), status_fd)

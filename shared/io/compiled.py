@@ -43,6 +43,8 @@ class CompiledFinder:
 
 def use_compiled() -> bool:
     """Let later imports find compiled modules. Call it before the first of them is imported."""
+    if any(isinstance(finder, CompiledFinder) for finder in sys.meta_path):
+        return True
     if os.environ.get(SWITCH) == "0":
         return False
     try:

@@ -1,15 +1,19 @@
-"""Modules of the standard library that are imported at start and, by most processes, never used.
+"""Modules that are imported at start and, by most processes, never used: trio wants them for what we do not do.
 
-trio imports `ssl` and `hmac` for streams that we do not have: the gateway speaks plain HTTP behind a proxy. With them
-comes OpenSSL, which is 5 MB in each process. `load_late` puts a module in their place that becomes the real one when it
-is first asked for anything. (`importlib.util.LazyLoader` would do it at the second import already.)
+`ssl` and `hmac` are for streams that we do not have: the gateway speaks plain HTTP behind a proxy. With them comes
+OpenSSL, which is 5 MB in each process. `load_late` puts a module in their place that becomes the real one when it is
+first asked for anything. (`importlib.util.LazyLoader` would do it at the second import already.) And `ctypes.util` is
+asked where the library of threads is, to give them names: it would run a program, ldconfig, to find what has the same
+name everywhere, and brings several formats of compression with it.
 """
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import sys
 import threading
+from functools import partial
 from types import ModuleType
 
 _lock = threading.RLock()
@@ -20,14 +24,18 @@ class _LateModule(ModuleType):
         # Names like __path__ are asked for by the import system itself.
         if name.startswith("__"):
             raise AttributeError(name)
-        with _lock:
-            if type(self) is _LateModule and not self.__dict__.get("_loading"):
-                self._loading = True
-                assert self.__spec__ is not None and self.__spec__.loader is not None
-                self.__spec__.loader.exec_module(self)
-                del self._loading
-                self.__class__ = ModuleType  # type: ignore[assignment]
+        _load(self)
         return ModuleType.__getattribute__(self, name)
+
+
+def _load(module: ModuleType) -> None:
+    with _lock:
+        if type(module) is _LateModule and not module.__dict__.get("_loading"):
+            module.__dict__["_loading"] = True
+            assert module.__spec__ is not None and module.__spec__.loader is not None
+            module.__spec__.loader.exec_module(module)
+            del module.__dict__["_loading"]
+            module.__class__ = ModuleType  # type: ignore[assignment]
 
 
 def load_late(*names: str) -> None:
@@ -39,9 +47,21 @@ def load_late(*names: str) -> None:
         assert spec is not None, name
         module = _LateModule(name, None)
         module.__spec__, module.__loader__, module.__file__ = spec, spec.loader, spec.origin
+        module.__package__ = spec.parent
         sys.modules[name] = module
 
 
-def load_openssl_late() -> None:
+def lighten_trio() -> None:
     """To be called before trio is imported."""
-    load_late("ssl", "hmac")
+    load_late("ssl", "hmac", "ctypes.util")
+    util = sys.modules["ctypes.util"]
+    if isinstance(util, _LateModule):
+        util.__dict__["find_library"] = partial(_find_library, util)
+        ctypes.__dict__["util"] = util  # as an import of it would have done
+
+
+def _find_library(util: ModuleType, name: str) -> object:
+    if name == "pthread":
+        return "libpthread.so.0"
+    _load(util)
+    return util.__dict__["find_library"](name)

@@ -20,6 +20,7 @@ HEAVY = FULL_LANE | {
     "asyncio", "multiprocessing", "concurrent", "http.client", "http.server", "email", "urllib.request",
     "importlib.metadata", "argparse", "difflib", "tomllib", "pydoc", "unittest", "xml", "sqlite3", "zipfile",
     "_ssl", "_hashlib", "prometheus_client", "obstore", "pyspark", "pyarrow", "duckdb", "httpx",
+    "click", "shutil", "tempfile", "lzma", "bz2",
 }  # fmt: skip
 OFFLINE = {
     "shard_worker.disk.repair", "shard_worker.disk.verify", "shard_worker.disk.survey", "shard_worker.moving",
@@ -27,17 +28,21 @@ OFFLINE = {
 }  # fmt: skip
 
 STARTS = {
-    # What runs before the children are started, and so holds them up: not even the event loop.
-    "topicsd.commands.serve": HEAVY | OFFLINE | {"trio", "attrs", "gateway", "shard_worker", "cbor2"},
+    # What runs before the process that loads the children's code is started, and so holds it up: nearly nothing.
+    "topicsd.entry": HEAVY
+    | OFFLINE
+    | {"trio", "msgspec", "logging", "subprocess", "typing", "shared.settings"},
+    # What runs before children are asked for: not even the event loop.
+    "topicsd.serving": HEAVY | OFFLINE | {"trio", "attrs", "gateway", "shard_worker", "cbor2", "subprocess"},
     "topicsd.supervisor": HEAVY | OFFLINE | {"shard_worker.engine", "gateway.service", "cbor2", "pyroaring"},
-    "gateway.process": HEAVY | {"click", "shard_worker", "topicsd", "pyroaring", "zstandard"},
-    "shard_worker.worker": HEAVY | OFFLINE | {"click", "gateway", "topicsd", "httptools"},
+    "gateway.process": HEAVY | {"shard_worker", "topicsd", "pyroaring", "zstandard"},
+    "shard_worker.worker": HEAVY | OFFLINE | {"gateway", "topicsd", "httptools"},
 }
 
 
 def loaded_with(*modules: str) -> set[str]:
     """All modules that a new process has after importing these, the way our processes start."""
-    late = "from shared.io.late_modules import load_openssl_late\nload_openssl_late()"
+    late = "from shared.io.late_modules import lighten_trio\nlighten_trio()"
     code = f"{late}\nimport sys, {', '.join(modules)}\nprint(*sys.modules)"
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
     return set(done.stdout.split())
@@ -61,10 +66,40 @@ def test_the_lists_can_fail() -> None:
 
 
 def test_every_process_puts_openssl_off_before_it_imports_trio() -> None:
-    for module in ("gateway.__main__", "shard_worker.__main__", "topicsd.commands.serve", "topicsd.cli"):
+    entries = (
+        "gateway.__main__",
+        "shard_worker.__main__",
+        "topicsd.loader",
+        "topicsd.serving",
+        "topicsd.cli",
+    )
+    for module in entries:
         assert not loaded_with(module) & {"trio", "_ssl", "_hashlib"}, module
 
 
 def test_the_settings_file_is_read_without_what_children_do_not_need() -> None:
     """The children share the module with the table, and get their settings ready-made."""
     assert not loaded_with("shared.settings") & {"tomllib", "difflib"}
+
+
+COMMON_OF_CHILDREN = """
+import sys, socket
+from topicsd import loader
+from shared.io.late_modules import lighten_trio
+lighten_trio()
+for name in loader.COMMON:
+    __import__(name)
+print(*sys.modules)
+"""
+
+
+def test_what_all_children_share_is_what_each_of_them_needs() -> None:
+    """The process that forks them loads it first, so whatever is among it is in all of them."""
+    code = [sys.executable, "-P", "-c", COMMON_OF_CHILDREN]
+    common = set(subprocess.run(code, capture_output=True, text=True, check=True).stdout.split())
+    assert {"trio", "msgspec", "shared.session"} <= common
+    for of_one_kind in ("gateway.process", "shard_worker.worker"):
+        not_its_own = common - loaded_with(of_one_kind, "shared.io.logs")
+        assert not_its_own <= {"__main__", "topicsd", "topicsd.loader", "shared.io.compiled", "runpy"}, (
+            of_one_kind
+        )

@@ -19,8 +19,9 @@ from topicsd.backup.place import list_backups
 from topicsd.backup.prune import prune as prune_place
 from topicsd.backup.refusal import BackupRefused
 from topicsd.backup.store_access import opened_store, source_of
-from topicsd.commands.settings_options import refuse, settings_or_exit, some_settings
+from topicsd.commands.settings_options import some_settings
 from topicsd.exits import Exit, StartRefused
+from topicsd.settings_in_force import refuse, settings_or_exit
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 

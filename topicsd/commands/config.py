@@ -6,7 +6,8 @@ import json
 
 import click
 
-from topicsd.commands.settings_options import settings_options, settings_or_exit
+from topicsd.commands.settings_options import settings_options
+from topicsd.settings_in_force import settings_or_exit
 
 
 @click.command()

@@ -14,13 +14,14 @@ from shard_worker.disk.repair import Loss, RepairReport, repair_shard
 from shard_worker.disk.shard_paths import shard_paths
 from shard_worker.disk.survey import survey_shard
 from shared.errors import DataDamage
-from topicsd.commands.settings_options import refuse, settings_or_exit, some_settings
+from topicsd.commands.settings_options import some_settings
 from topicsd.commands.verify import Verdict, relative
 from topicsd.exits import Exit
 from topicsd.inspection.progress import ProgressLine
 from topicsd.inspection.questions import AskFailed
 from topicsd.inspection.store import StoreView, now_ms, open_store_view
 from topicsd.inspection.tables import bad, good, seqs_text
+from topicsd.settings_in_force import refuse, settings_or_exit
 
 
 @click.command()

@@ -1,17 +1,13 @@
-"""Every setting as a flag of a subcommand, and the settings that result."""
+"""Every setting as a flag of a subcommand."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import click
 
-from shared.errors import BadSetting
-from shared.settings import SETTINGS, Setting, Settings, load_settings, parse_toml
-from topicsd.exits import Exit
-from topicsd.key_file import credential_setting, with_key_file
+from shared.settings import SETTINGS, Setting
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -46,28 +42,3 @@ def _option(row: Setting) -> Callable[[F], F]:
     bare: dict[str, Any] = {"is_flag": False, "flag_value": "1"} if row.type_name == "boolean" else {}
     metavar = (row.unit or row.type_name).upper()
     return click.option(row.flag, row.name, metavar=metavar, help=row.help_line(), **bare)
-
-
-def settings_or_exit(config_file: str | None, flags: Mapping[str, str | None]) -> Settings:
-    """The settings in force, keys of the key file included. A bad one ends the process, named."""
-    try:
-        toml = credential_setting(os.environ)
-        if config_file is not None:
-            toml |= parse_toml(_read_config(config_file))
-        return with_key_file(load_settings(flags, os.environ, toml, cpus=len(os.sched_getaffinity(0))))
-    except BadSetting as err:
-        refuse(err.message, Exit.BAD_SETTINGS)
-
-
-def refuse(message: str, exit_code: Exit) -> NoReturn:
-    click.echo(f"topicsd: {message}", err=True)
-    raise click.exceptions.Exit(exit_code)
-
-
-def _read_config(path: str) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            return file.read()
-    except OSError as err:
-        message = f"{path} cannot be read: {err.strerror}"
-        raise BadSetting(key="--config", source="flag", message=message) from err

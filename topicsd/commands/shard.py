@@ -14,7 +14,7 @@ import click
 from shard_worker.disk.dir_lock import LOCK_NAME
 from shard_worker.disk.shard_paths import shard_paths
 from shared.errors import DataDamage
-from topicsd.commands.settings_options import settings_or_exit, some_settings
+from topicsd.commands.settings_options import some_settings
 from topicsd.inspection.dump import record_line
 from topicsd.inspection.locks import lock_state
 from topicsd.inspection.pictures import (
@@ -30,6 +30,7 @@ from topicsd.inspection.pictures import (
 )
 from topicsd.inspection.questions import Asked, AskFailed, pages
 from topicsd.inspection.store import StoreView, open_store_view
+from topicsd.settings_in_force import settings_or_exit
 
 F = TypeVar("F", bound=Callable[..., Any])
 Document = dict[str, Any]

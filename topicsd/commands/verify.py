@@ -8,13 +8,14 @@ from enum import IntEnum
 
 import click
 
-from topicsd.commands.settings_options import refuse, settings_or_exit, some_settings
+from topicsd.commands.settings_options import some_settings
 from topicsd.exits import Exit
 from topicsd.inspection.check import ShardCheck, check_shard
 from topicsd.inspection.progress import ProgressLine
 from topicsd.inspection.questions import AskFailed
 from topicsd.inspection.store import StoreView, open_store_view
 from topicsd.inspection.tables import bad, good, size_text
+from topicsd.settings_in_force import refuse, settings_or_exit
 
 
 class Verdict(IntEnum):

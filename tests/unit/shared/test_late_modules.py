@@ -9,10 +9,11 @@ import pytest
 
 START = """
 import sys
-from shared.io.late_modules import load_late, load_openssl_late
-load_openssl_late()
+from shared.io.late_modules import load_late, lighten_trio
+lighten_trio()
 import trio, ssl, hmac
 assert "_ssl" not in sys.modules and "_hashlib" not in sys.modules
+assert "shutil" not in sys.modules
 """
 
 
@@ -29,6 +30,10 @@ assert "_ssl" not in sys.modules and "_hashlib" not in sys.modules
         "import importlib; importlib.reload(hmac)",
         "import http.client; http.client.HTTPSConnection('localhost')",
         "assert not hasattr(ssl, 'nonsense') and type(ssl) is type(sys)",
+        # Threads have names all the same, and libraries are found that others look for.
+        "from trio._core import _thread_cache; assert _thread_cache.set_os_thread_name is not None",
+        "import ctypes.util; assert ctypes.util.find_library('c').startswith('libc.')",
+        "from ctypes.util import find_library as f; assert f('c') and f('pthread') and f('nonsense') is None",
         # Asked for by several threads at once, it is loaded once, and whole.
         "from concurrent.futures import ThreadPoolExecutor as P\n"
         "with P(8) as pool: assert len(set(pool.map(lambda _: ssl.SSLContext, range(64)))) == 1",
