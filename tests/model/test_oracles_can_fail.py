@@ -242,3 +242,14 @@ _QUICK = settings(
     suppress_health_check=list(HealthCheck),
     deadline=None,
 )
+
+
+def test_a_topic_that_a_check_deletes_on_its_way_is_not_asked_for(shard: CheckedShard) -> None:
+    """The other way round: a look at records that have expired syncs, and a delete that waited for that is done."""
+    shard.append("disk", ONE)
+    shard.put("disk", {"ttl_ms": 1000})
+    shard.delete_topic("disk", wait="committed")
+    shard.driver.clock.advance(5000)
+    assert "disk" in shard.live.names
+    shard.check_everything()
+    assert "disk" not in shard.live.names

@@ -689,7 +689,8 @@ class CheckedShard:
         names = self.topic_names()
         for name in names:
             self.check_state(name)
-            self.drain(name)
+            if name in self.live.names:  # else a delete that waited for a sync has got it
+                self.drain(name)
         for name in names:
             self._expire(name)
         items, more = self.driver.list()
