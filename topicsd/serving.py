@@ -56,9 +56,11 @@ def _forerunners(env: dict[str, str]) -> Forerunners:
 
 
 def _send_ahead(forerunners: Forerunners, settings: Settings, plan: ChildPlan | None) -> None:
+    """Only modules of our own: what stands in for one may want to change something before its code is loaded."""
     worker = WORKER_MODULE if plan is None else plan.worker_module
     gateway = GATEWAY_MODULE if plan is None else plan.gateway_module
-    forerunners.start([gateway, *[worker] * settings.wal_shards])
+    modules = [gateway, *[worker] * settings.wal_shards]
+    forerunners.start([module for module in modules if module in (WORKER_MODULE, GATEWAY_MODULE)])
 
 
 def _supervise(
