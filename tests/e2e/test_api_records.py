@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from shared.limits import READ_DEFAULT_BYTES, READ_DEFAULT_LIMIT, SENDFILE_MIN_BYTES
+from shared.limits import READ_DEFAULT_BYTES, READ_DEFAULT_LIMIT, SENDFILE_MIN_BYTES, STITCHED_FILE_BYTES
 from tests.support.api_client import LANES, ApiClient, Lane, fresh, long_polls
 from tests.support.live_server import LiveServer
 from tests.support.server_process import wait_for
@@ -546,6 +546,34 @@ def test_large_reads_from_the_file_equal_inline_reads_byte_for_byte(
                 assert [r["$seq"] for r in page["records"]] == list(
                     range(from_seq + 1, page["next_from_seq"] + 1)
                 )
+
+
+def test_what_is_read_again_and_again_is_the_same_until_it_changes(
+    server: LiveServer, plain_client: ApiClient
+) -> None:
+    """From the second read on a range comes from a copy in one piece; deletes count for it like for the log."""
+    topic = fresh("again")
+    for batch in range(10):
+        plain_client.write(
+            topic, *({"data": f"{batch}-{n}-" + "x" * 300} for n in range(20)), node=f"n{batch}"
+        )
+    path = f"/v0/topics/{topic}/records?from_seq=0&limit=1000"
+    with server.client("http2") as inline:
+        for change in (None, ("node", "Eq", "n4"), ("node", "Eq", "n0")):
+            if change is not None:
+                assert plain_client.delete_records(topic, match=change)["deleted"] == 20
+            told = before_performance(inline.send("GET", path).content)
+            assert len(told) >= SENDFILE_MIN_BYTES
+            for _ in range(4):
+                assert before_performance(plain_client.send("GET", path).content) == told
+        # More ranges than are kept, each of them read twice.
+        for page in range(2 * STITCHED_FILE_BYTES // (60 * 300) + 40):
+            start = 21 + page % 97
+            path = f"/v0/topics/{topic}/records?from_seq={start}&limit={60 + page // 97}"
+            first, second = (plain_client.send("GET", path).content for _ in range(2))
+            assert before_performance(first) == before_performance(second)
+            if page % 50 == 0:
+                assert before_performance(first) == before_performance(inline.send("GET", path).content)
 
 
 def before_performance(document: bytes) -> bytes:

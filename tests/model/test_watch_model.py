@@ -8,6 +8,7 @@ told as lost, deleted, or be its own.
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -313,7 +314,9 @@ class WatchMachine(RuleBasedStateMachine):
                         assert record["$seq"] <= log.synced, (frame, log.synced)
 
     def teardown(self) -> None:
-        self.everything_arrives()
+        # Only if no step failed: its own error is the one to show.
+        if sys.exc_info()[0] is None:
+            self.everything_arrives()
 
     @rule()
     def everything_arrives(self) -> None:
