@@ -18,8 +18,8 @@ class Sample:
     value: float  # records per second, or milliseconds, or bytes: whatever the contest is about
     latency_ms: Mapping[str, float] = field(default_factory=dict)  # p50, p90, p99 of single requests
     cpu_s_per_million: float | None = None  # records
-    cpu_us: Mapping[str, float] = field(default_factory=dict)  # per request, by kind of process
     rss_bytes: int | None = None
+    cpu_us: Mapping[str, float] = field(default_factory=dict)  # per request, by kind of process
 
 
 @dataclass(frozen=True, slots=True)

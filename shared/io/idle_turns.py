@@ -6,6 +6,11 @@ ready. If a task waited for that set, every turn would pay for trio's wait and f
 and is about to sleep, we sleep for it, on a set that holds our sockets and trio's own set, and serve turns for as long
 as they give trio nothing to do. As soon as one does, or trio's sockets, threads, signals or deadlines call, it goes on.
 
+A process that sleeps is woken in some 30 µs, half of what a lone request takes on its whole way. So where one event
+has followed the other within SPIN_S, and so few that nobody is busy, the next one is awaited awake, for as long; the
+processor goes to whoever wants it meanwhile (`sched_yield`). One that does not come in time ends that, until two
+follow each other closely again: who is asked now and then sleeps in between.
+
 An instrument is trio's public way to be called before it sleeps. Its set and its queue of runnable tasks are not
 public: this is the only file that touches them, and where a trio has none (another platform) a task waits in the
 ordinary way.
@@ -13,6 +18,7 @@ ordinary way.
 
 from __future__ import annotations
 
+import os
 import select
 import time
 from collections.abc import Callable
@@ -23,10 +29,41 @@ import trio.lowlevel
 from trio._core import _run
 
 _MAX_EVENTS: Final = 1024
+SPIN_S: Final = 0.0002
+_FEW_EVENTS: Final = 2
 
 Serve = Callable[[list[tuple[int, int]], bool], None]
 """Takes what is ready, as `epoll.poll` tells it, and whether there was nothing to serve for a while since the last
 call. Must neither block nor raise."""
+
+
+Events = list[tuple[int, int]]
+
+
+class Vigil:
+    """Waits for the next events: awake where they follow each other closely, else asleep."""
+
+    def __init__(
+        self, poll: Callable[[float, int], Events], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._poll = poll
+        self._clock = clock
+        self.awake = False  # is the next event worth staying awake for?
+
+    def wait(self, timeout: float) -> Events:
+        poll, clock = self._poll, self._clock
+        started = clock()
+        ends_at = started + min(timeout, SPIN_S)
+        while self.awake:
+            os.sched_yield()
+            events = poll(0, _MAX_EVENTS)
+            if events:
+                self.awake = len(events) <= _FEW_EVENTS
+                return events
+            self.awake = clock() < ends_at
+        events = poll(timeout, _MAX_EVENTS)
+        self.awake = 0 < len(events) <= _FEW_EVENTS and clock() - started < SPIN_S
+        return events
 
 
 class IdleTurns:
@@ -39,6 +76,7 @@ class IdleTurns:
         self._trio_fd: int = runner.io_manager._epoll.fileno()
         self._rested = True
         self._poll = epoll.poll
+        self._vigil = Vigil(epoll.poll)
         self._serve = serve
         epoll.register(self._trio_fd, select.EPOLLIN)
 
@@ -52,7 +90,7 @@ class IdleTurns:
             events = poll(0, _MAX_EVENTS)
             if not events and left > 0:
                 self._rested = True
-                events = poll(left, _MAX_EVENTS)
+                events = self._vigil.wait(left)
             called = False
             for place, (fd, _) in enumerate(events):
                 if fd == trio_fd:

@@ -12,7 +12,7 @@ import pytest
 import trio
 import trio.testing
 
-from shared.io.idle_turns import serve_epoll
+from shared.io.idle_turns import SPIN_S, Vigil, serve_epoll
 
 pytestmark = pytest.mark.trio
 
@@ -114,3 +114,57 @@ async def test_afterwards_the_set_is_left_alone(served: Served) -> None:
     served.theirs.send(b"late")
     await trio.sleep(0.01)
     assert served.got == []
+
+
+class Arrivals:
+    """A poll that finds something at given times, and a clock that moves by a step with every look."""
+
+    def __init__(self, *at: float, each: int = 1) -> None:
+        self.now = 0.0
+        self.slept = 0
+        self._at = list(at)
+        self._each = each
+
+    def clock(self) -> float:
+        return self.now
+
+    def poll(self, timeout: float, most: int) -> list[tuple[int, int]]:
+        self.now += SPIN_S / 20
+        if timeout:
+            self.slept += 1
+            self.now = max(self.now, min(self._at[0] if self._at else self.now + timeout, self.now + timeout))
+        if self._at and self._at[0] <= self.now:
+            del self._at[0]
+            return [(fd, select.EPOLLIN) for fd in range(self._each)]
+        return []
+
+
+async def test_events_that_follow_each_other_closely_are_awaited_awake() -> None:
+    arrivals = Arrivals(*(SPIN_S * n / 2 for n in range(1, 11)))
+    vigil = Vigil(arrivals.poll, arrivals.clock)
+    assert all(vigil.wait(1.0) for _ in range(10))
+    assert arrivals.slept == 1, "only the first one was slept for"
+
+
+async def test_one_that_does_not_come_ends_the_vigil() -> None:
+    arrivals = Arrivals(SPIN_S / 2, 10 * SPIN_S, 20 * SPIN_S)
+    vigil = Vigil(arrivals.poll, arrivals.clock)
+    vigil.wait(1.0)
+    assert vigil.awake
+    assert vigil.wait(1.0) and arrivals.slept == 2 and not vigil.awake
+    before = arrivals.now
+    assert vigil.wait(1.0) and arrivals.slept == 3 and arrivals.now - before < 11 * SPIN_S
+
+
+async def test_no_vigil_is_longer_than_the_wait(served: Served) -> None:
+    vigil = Vigil(served.epoll.poll)
+    vigil.awake = True
+    started = time.monotonic()
+    assert vigil.wait(0.01) == [] and 0.009 < time.monotonic() - started < 5 and not vigil.awake
+
+
+async def test_who_is_busy_does_not_stay_awake() -> None:
+    arrivals = Arrivals(*(SPIN_S * n / 2 for n in range(1, 5)), each=3)
+    vigil = Vigil(arrivals.poll, arrivals.clock)
+    assert all(vigil.wait(1.0) and not vigil.awake for _ in range(4))
+    assert arrivals.slept == 4
