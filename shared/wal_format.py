@@ -19,6 +19,7 @@ APPEND_HEADER_BYTES: Final = 24
 JSON_OFFSET: Final = FRAME_HEADER_BYTES + APPEND_HEADER_BYTES
 """The JSON part of every append frame starts here, counted from the frame's start."""
 LSN_OFFSET_BITS: Final = 32
+LSN_OFFSET_MASK: Final = (1 << LSN_OFFSET_BITS) - 1
 WAL_MAX_FILE_BYTES = 1 << LSN_OFFSET_BITS
 
 APPEND_HEADER_FORMAT = "QIIII"
@@ -91,7 +92,7 @@ def lsn_of(file_number: int, offset: int) -> int:
 
 def split_lsn(lsn: int) -> tuple[int, int]:
     """(file number, offset)"""
-    return lsn >> LSN_OFFSET_BITS, lsn & (WAL_MAX_FILE_BYTES - 1)
+    return lsn >> LSN_OFFSET_BITS, lsn & LSN_OFFSET_MASK
 
 
 def encode_wal_header(header: FileHeader) -> bytes:

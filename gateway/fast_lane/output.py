@@ -97,6 +97,13 @@ class Output:
 
     def _send_bytes(self, sock: socket.socket) -> int:
         parts = self._parts
+        if len(parts) == 1 and isinstance(parts[0], memoryview):
+            sent = sock.send(parts[0])
+            if sent < len(parts[0]):
+                parts[0] = parts[0][sent:]
+            else:
+                parts.popleft()
+            return sent
         batch: list[memoryview] = []
         for part in parts:
             if not isinstance(part, memoryview) or len(batch) == _MAX_PARTS:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise, repeat
 from typing import NamedTuple
 
@@ -30,7 +29,7 @@ from shared.limits import (
 )
 from shared.match import Match, parse_match
 from shared.settings import Settings
-from shared.wal_format import split_lsn
+from shared.wal_format import LSN_OFFSET_BITS, LSN_OFFSET_MASK
 
 
 class Tombstone(NamedTuple):
@@ -96,17 +95,19 @@ def view_of(request: DiffRequest, settings: Settings) -> View:
     )
 
 
-@dataclass(slots=True)
 class ReadResult:
     """Records as `chunks` of bytes (each ends with a comma) or as `extents` (file, offset, length)."""
 
-    next_from: int
-    tombstone: Tombstone | None
-    earliest: int
-    chunks: list[bytes | memoryview]
-    extents: list[tuple[int, int, int]]
-    scanned: int
-    delivered: int
+    __slots__ = ("chunks", "delivered", "earliest", "extents", "next_from", "scanned", "tombstone")
+
+    def __init__(self, next_from: int, tombstone: Tombstone | None, earliest: int) -> None:
+        self.next_from = next_from
+        self.tombstone = tombstone
+        self.earliest = earliest
+        self.chunks: list[bytes | memoryview] = []
+        self.extents: list[tuple[int, int, int]] = []
+        self.scanned = 0
+        self.delivered = 0
 
     def head_json(self, topic: Topic) -> bytes:
         return b'{"topic":"%b","records":[' % topic.name.encode()
@@ -143,7 +144,7 @@ def read(
     if upto is not None and upto < stop:
         # A reader that stands behind `upto` gets nothing; one that knows an older topic starts all over.
         stop = upto if from_seq > topic.head else max(upto, from_seq)
-    result = ReadResult(stop, tombstone, earliest, [], [], 0, 0)
+    result = ReadResult(stop, tombstone, earliest)
     if start > stop:
         return result
     if view.plain and (topic.deleted is None or not topic.deleted.count(start, stop)):
@@ -291,9 +292,9 @@ def _read_hot(
     in_log = IN_MEMORY not in lsns
     if in_log and extents_allowed and not result.chunks and _worth_extents(stretches):
         for at, begin, finish in stretches:
-            source.verify_hot(hot.lsn[at])
-            file_no, offset = split_lsn(hot.lsn[at])
-            result.extents.append((file_no, offset + begin, finish - begin))
+            lsn = lsns[at - index]
+            source.verify_hot(lsn)
+            result.extents.append((lsn >> LSN_OFFSET_BITS, (lsn & LSN_OFFSET_MASK) + begin, finish - begin))
         file_no, offset, length = result.extents[-1]
         result.extents[-1] = (file_no, offset, length - 1)  # without the comma behind the last record
     elif in_log and whole:

@@ -21,9 +21,8 @@ from shared.errors import DiskFault
 from shared.file_header import FILE_HEADER_BYTES, FileHeader
 from shared.frame import FRAME_MIN_BYTES, Kind, build_frame, frame_buffers
 from shared.io.durable_fs import File, FileSystem
-from shared.wal_format import LSN_OFFSET_BITS, encode_wal_header, lsn_of, split_lsn
+from shared.wal_format import LSN_OFFSET_BITS, LSN_OFFSET_MASK, encode_wal_header, lsn_of, split_lsn
 
-_OFFSET_MASK = (1 << LSN_OFFSET_BITS) - 1
 _JOINED_BYTES: Final = (
     256 << 10
 )  # below this, copying many frames into one buffer is cheaper than a vector of them
@@ -273,7 +272,7 @@ class Wal:
         file = self.files.get(lsn >> LSN_OFFSET_BITS)
         if file is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.path_of(lsn))
-        return file.pread(length, lsn & _OFFSET_MASK)
+        return file.pread(length, lsn & LSN_OFFSET_MASK)
 
     def path_of(self, lsn: int) -> str:
         return f"{self._directory}/{wal_file_name(lsn >> LSN_OFFSET_BITS)}"

@@ -15,7 +15,7 @@ class Link:
 
 def waiting(topic: Topic, link: Link, id: int, deadline_ms: int, cursor: int = 0) -> Waiting:
     request = Request(link, id, Op.READ, topic.name, b"", None)
-    return Waiting(request, topic, PLAIN_VIEW, ReadResult(cursor, None, 1, [], [], 0, 0), deadline_ms)
+    return Waiting(request, topic, PLAIN_VIEW, ReadResult(cursor, None, 1), deadline_ms)
 
 
 def test_a_topic_that_moves_on_wakes_exactly_its_own_readers() -> None:
@@ -62,7 +62,7 @@ def test_a_poll_that_goes_on_waiting_keeps_its_deadline_and_moves_its_cursor() -
     polls, link, topic = LongPolls(), Link(), make_topic()
     polls.add(waiting(topic, link, 1, 100))
     (taken,) = polls.take(topic)
-    again = taken.moved_to(ReadResult(7, None, 1, [], [], 0, 0))
+    again = taken.moved_to(ReadResult(7, None, 1))
     polls.add(again)
     assert (again.cursor, again.deadline_ms, again.done) == (7, 100, False)
     assert polls.take_expired(100) == [again]
