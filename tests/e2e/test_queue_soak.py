@@ -25,6 +25,7 @@ QUEUE = "jobs"
 PATH = f"/v0/topics/{QUEUE}"
 LEASE_MS = 1000
 POLLERS, STREAMS, PRODUCERS = 6, 2, 2
+MAX_BACKLOG = 1000  # jobs: consumers that dawdle must come to an end when no more are produced
 QUICK_RESTART = {"first_delay_s": 0.05, "max_delay_s": 0.05, "stable_s": 1.0, "loop_after": 1000}
 
 
@@ -45,6 +46,10 @@ class Ledger:
                 self.processed[job["data"]["n"]] += 1
                 if job["$seq"] in acked_before:
                     self.returned.append(job["$seq"])
+
+    def backlog(self) -> int:
+        with self.lock:
+            return len(self.produced) - len(self.acked)
 
     def acked_so_far(self) -> frozenset[int]:
         with self.lock:
@@ -109,7 +114,7 @@ class Producer(Client):
     _numbers = iter(range(10**9))
 
     def step(self, client: ApiClient) -> None:
-        if not self.ledger.producing:
+        if not self.ledger.producing or self.ledger.backlog() > MAX_BACKLOG:
             self.stopping.wait(0.1)
             return
         numbers = [next(Producer._numbers) for _ in range(self.chance.randint(1, 5))]
