@@ -30,7 +30,7 @@ from trio._core import _run
 
 _MAX_EVENTS: Final = 1024
 SPIN_S: Final = 0.0002
-_FEW_EVENTS: Final = 2
+_FEW_EVENTS: Final = 8
 
 Serve = Callable[[list[tuple[int, int]], bool], None]
 """Takes what is ready, as `epoll.poll` tells it, and whether there was nothing to serve for a while since the last

@@ -164,7 +164,7 @@ async def test_no_vigil_is_longer_than_the_wait(served: Served) -> None:
 
 
 async def test_who_is_busy_does_not_stay_awake() -> None:
-    arrivals = Arrivals(*(SPIN_S * n / 2 for n in range(1, 5)), each=3)
+    arrivals = Arrivals(*(SPIN_S * n / 2 for n in range(1, 5)), each=9)
     vigil = Vigil(arrivals.poll, arrivals.clock)
     assert all(vigil.wait(1.0) and not vigil.awake for _ in range(4))
     assert arrivals.slept == 4
