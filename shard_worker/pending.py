@@ -6,6 +6,7 @@ the caller, `undo` takes back what planning assumed if the group could not be wr
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Protocol
 
 from shard_worker.core.seq_text import seq_list
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from shared.wal_format import AppendExtra
 
 
-class Pending:
+class Pending(ABC):
     """A base class and not a protocol: compiled code reads its fields and calls its methods directly."""
 
     __slots__ = ("gated", "lsn", "size", "topic")
@@ -31,8 +32,8 @@ class Pending:
         self.lsn = 0
         self.size = size
 
-    def apply(self, state: ShardState) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def apply(self, state: ShardState) -> None: ...
 
     def answer(self, timings: Timings) -> None:
         return None
