@@ -3,9 +3,7 @@
 Anything that is not exactly the expected shape raises BadBytes.
 """
 
-import sys
-from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from io import BytesIO
 from typing import TypeVar
 
@@ -21,25 +19,6 @@ _DECODE_ERRORS = (cbor2.CBORDecodeError, ValueError, TypeError, OverflowError, R
 
 def dump_map(value: dict[str, object]) -> bytes:
     return cbor2.dumps(value)
-
-
-def dump_uints(values: Sequence[int]) -> bytes:
-    """An array of unsigned integers, byte for byte as `dump_map` would write it."""
-    count = len(values)
-    if not 0 < count <= 0xFFFF or min(values) < 0x10000 or max(values) > 0xFFFFFFFF:
-        return cbor2.dumps(list(values))
-    # All of them are a byte 1a and four more.
-    if count < 24:
-        return b"%c%b" % (0x80 + count, b"".join([b"\x1a" + value.to_bytes(4, "big") for value in values]))
-    # Byte planes are copied faster than integers are encoded.
-    numbers = array("I", values)
-    if sys.byteorder == "little":
-        numbers.byteswap()
-    planes = numbers.tobytes()
-    out = bytearray(b"\x1a") * (5 * count)
-    out[1::5], out[2::5], out[3::5], out[4::5] = planes[::4], planes[1::4], planes[2::4], planes[3::4]
-    head = b"\x98%c" % count if count < 0x100 else b"\x99" + count.to_bytes(2, "big")
-    return head + out
 
 
 def load_map(buffer: bytes | memoryview) -> "Fields":

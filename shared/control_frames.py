@@ -16,11 +16,11 @@ from shared.cbor_body import (
     as_text,
     as_uint,
     dump_map,
-    dump_uints,
     list_of,
     load_map,
     without_none,
 )
+from shared.cbor_uints import dump_uints
 from shared.format_errors import BadBytes
 from shared.frame import Frame, Kind
 from shared.router_frames import ROUTER_FACTS, RouterFact

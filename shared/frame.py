@@ -10,7 +10,7 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 import msgspec
-from xxhash import xxh3_64, xxh3_64_intdigest
+from xxhash import xxh3_64_intdigest
 
 from shared.format_errors import NewerVersion
 
@@ -22,9 +22,6 @@ FRAME_MIN_BYTES: Final = FRAME_HEADER_BYTES + FRAME_CHECKSUM_BYTES
 FRAME_MAX_BYTES: Final = 256 << 20
 FRAME_LENGTH_AT = 4
 TOPIC_ID_AT = 24
-
-# From here on hashing part by part is cheaper than copying the joined frame once more.
-_STREAM_FROM_BYTES = 16 << 10
 
 FRAME_HEADER_FORMAT = "4sIBBHIQQQ"
 _HEADER = Struct(f"<{FRAME_HEADER_FORMAT}")
@@ -96,27 +93,10 @@ class Blank(msgspec.Struct, frozen=True):
     """Zeros where a frame could stand: preallocated space, or a lost write."""
 
 
-def frame_buffers(
-    kind: int, flags: int, lsn: int, topic_id: int, ts_ms: int, body: bytes | Sequence[bytes]
-) -> list[bytes]:
-    """One frame as buffers that are written one after the other; a large body is not copied at all."""
-    parts = (body,) if isinstance(body, bytes) else body
-    length = FRAME_MIN_BYTES + sum(map(len, parts))
-    if length < _STREAM_FROM_BYTES:
-        return [build_frame(kind, flags, lsn, topic_id, ts_ms, parts)]
-    if length > FRAME_MAX_BYTES:
-        raise ValueError(f"a frame of {length} bytes exceeds {FRAME_MAX_BYTES}")
-    header = _pack_header(FRAME_MAGIC, length, kind, FRAME_VERSION, flags, 0, lsn, topic_id, ts_ms)
-    checksum = xxh3_64(header)
-    for part in parts:
-        checksum.update(part)
-    return [header, *parts, _pack_checksum(checksum.intdigest())]
-
-
 def build_frame(
     kind: int, flags: int, lsn: int, topic_id: int, ts_ms: int, body: bytes | Sequence[bytes | memoryview]
 ) -> bytes:
-    """One frame in one piece; for large ones see frame_buffers."""
+    """One frame in one piece; the log, which has large ones and many, builds its own in frame_buffers.py."""
     parts = (body,) if isinstance(body, bytes) else body
     length = FRAME_MIN_BYTES + sum(map(len, parts))
     if length > FRAME_MAX_BYTES:

@@ -51,6 +51,8 @@ GROUPS: Final[dict[str, tuple[str, ...]]] = {
         "shard_worker.serve.turns",
         "shard_worker.waiting_claims",
         "shared.append_frame",
+        "shared.cbor_uints",
+        "shared.frame_buffers",
     ),
     "gateway": (
         "gateway.core.auth",

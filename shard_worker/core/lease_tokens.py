@@ -6,6 +6,7 @@ Numbers of the same 4096 share their leading digits, and the last three come fro
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 _TABLE = 4096
 _THREE_DIGITS = [f"{number:03x}" for number in range(_TABLE)]
@@ -45,4 +46,9 @@ def tokens_are(tokens: Sequence[str], prefix: str, number: int) -> bool:
 def _head(prefix: str, number: int, count: int) -> tuple[str | None, int]:
     """The prefix with the leading digits, if all have the same, and where the table goes on; else None."""
     high, low = divmod(number, _TABLE)
-    return (f"{prefix}{high:x}" if high and low + count <= _TABLE else None), low
+    return (_leading(prefix, high) if high and low + count <= _TABLE else None), low
+
+
+@lru_cache(maxsize=64)  # what is claimed now and what is acked now are seldom far apart
+def _leading(prefix: str, high: int) -> str:
+    return f"{prefix}{high:x}"

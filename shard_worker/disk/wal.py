@@ -19,7 +19,8 @@ from typing import Final
 from shared.append_frame import APPEND_MIN_BYTES, append_buffers
 from shared.errors import DiskFault
 from shared.file_header import FILE_HEADER_BYTES, FileHeader
-from shared.frame import FRAME_MIN_BYTES, Kind, build_frame, frame_buffers
+from shared.frame import FRAME_MIN_BYTES, Kind, build_frame
+from shared.frame_buffers import frame_buffers
 from shared.io.durable_fs import File, FileSystem
 from shared.wal_format import LSN_OFFSET_BITS, LSN_OFFSET_MASK, encode_wal_header, lsn_of, split_lsn
 

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from shared import append_frame, frame
 from shared.append_frame import append_buffers
-from shared.frame import Kind, frame_buffers
+from shared.frame import Kind
+from shared.frame_buffers import frame_buffers
 from shared.wal_format import build_append_body
 
 u32, u64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
