@@ -26,6 +26,7 @@ from shard_worker.pending import (
     PendingControl,
     PendingImport,
     PendingReplacement,
+    Settling,
 )
 from shard_worker.request import Request, Timings
 from shared.api_types import TopicConfig
@@ -237,6 +238,10 @@ class Committer:
     def add_barrier(self, request: Request, topic: Topic, build: AnswerBuilder) -> None:
         """Answer once everything of this topic that is staged now has been applied; writes nothing."""
         self._add(Barrier(request, topic, build), topic, True)
+
+    def when_synced(self, done: Callable[[bool], None]) -> None:
+        """Call `done` with the next sync of everything that is staged now; somebody waits for that one."""
+        self._add(Settling(done), None, True)
 
     # --- writing ----------------------------------------------------------------------------------------
 

@@ -364,6 +364,9 @@ class Engine:
             self.answer_when_synced(request, topic, lambda _: (200, put_json(same, False)))
             return
         self.commits.check_writable()
+        # What has expired is lost to the TTL that was in force: it neither comes back with a longer one, nor is it for
+        # a new cap to evict. Before anything is staged, see `_append`.
+        self.sweep(topic, now_ms)
         previous = topic.staged_config
         if base.durability == "ephemeral" and config.durability != "ephemeral" and topic.staged_head:
             self._write_down_residents(topic, now_ms)

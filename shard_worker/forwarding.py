@@ -48,7 +48,9 @@ class Route:
         "backoff_ms",
         "busy",
         "error",
+        "held",
         "moved",
+        "passed_over",
         "queued",
         "retry_ms",
         "router",
@@ -68,6 +70,9 @@ class Route:
         self.backoff_ms = 0
         self.error: str | None = None
         self.skip = 0  # the seq of a record that the destination can never take
+        # Everything that took away records it has passed over is in the log below here.
+        self.passed_over = 0
+        self.held: tuple[Delivery, Step] | None = None  # a step that waited for a sync, and may go now
 
     @property
     def has_work(self) -> bool:
@@ -246,6 +251,10 @@ class Forwarder:
         if not self._is_there(route):
             return
         topic, router = route.topic, route.router
+        if route.held is not None:
+            held, route.held = route.held, None
+            self._send(route, *held)
+            return
         delivery = Delivery(router.name, router.epoch, router.dest_epoch, router.start, router.sent)
         step = Step(router.cursor)
         if route.sure:
@@ -258,14 +267,45 @@ class Forwarder:
                 except DataDamage:
                     self._retry_later(route, _DAMAGED)  # named by whoever reads it; the others go on
                     return
+                self._note_passed_over(route, step)
                 if step.lost is not None:
                     delivery.lost, delivery.lost_upto = step.lost.gap_to - step.lost.gap_from + 1, step.upto
                 delivery.copies = step.copies
             if not delivery.lost and step.copies is None:
+                # Also what did not fit the last time is gone, or passed over by now.
+                route.backoff_ms, route.error = 0, None
                 self._passed(route, step.upto)
                 return
         route.busy = True
-        self._send(route, delivery, step)
+        if self._may_be_undone(route, step):
+            self._hold(route, delivery, step)
+        else:
+            self._send(route, delivery, step)
+
+    def _may_be_undone(self, route: Route, step: Step) -> bool:
+        """Could a power cut here make the destination's progress a lie? Then what the step rests on is synced first.
+
+        It could bring records back that were gone when the step was made, and nobody would ever copy them; and it
+        could take copies that this topic has itself got from a router, which come again under other seqs: the
+        destination would not know them. Not on one shard: of one log a power cut leaves a prefix.
+        """
+        topic, synced = route.topic, self._engine.wal.synced
+        chained = topic.routed is not None and route.router.rules.exactly_once
+        rests_on = max(route.passed_over, topic.lsn + 1 if chained else 0)
+        return rests_on > synced and not self._is_local(route)
+
+    def _hold(self, route: Route, delivery: Delivery, step: Step) -> None:
+        self._in_flight += 1  # it takes as much memory as one that is
+
+        def settled(synced: bool) -> None:
+            self._in_flight -= 1
+            if not synced:
+                route.busy = False  # and the step is made anew
+            elif self._is_there(route):
+                route.held = delivery, step
+            self._enqueue(route)
+
+        self._engine.commits.when_synced(settled)
 
     def _gather(self, topic: Topic, router: Router) -> Step:
         """A step that another router of this source may have made just now is made once."""
@@ -291,6 +331,13 @@ class Forwarder:
                 self._forget_made()
             self._made[key] = step
         return step
+
+    def _note_passed_over(self, route: Route, step: Step) -> None:
+        topic, cursor = route.topic, route.router.cursor
+        if step.lost is not None:
+            route.passed_over = self._engine.wal.end  # a TTL's floor may be staged only
+        elif topic.live_between(cursor + 1, step.upto) < step.upto - cursor:
+            route.passed_over = topic.lsn + 1
 
     def _forget_made(self) -> None:
         self._made.clear()

@@ -7,6 +7,7 @@ the caller, `undo` takes back what planning assumed if the group could not be wr
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from shard_worker.core.seq_text import seq_list
@@ -248,6 +249,28 @@ class Barrier(Pending):
 
     def requests(self) -> list[Request]:
         return [self._request]
+
+
+class Settling(Pending):
+    """No frame and no caller: something that goes on once all that was written before it is on disk for good.
+
+    Of no topic, so that nobody's writes queue up behind it. `done` hears False if the group could not be written.
+    """
+
+    __slots__ = ("_done",)
+
+    def __init__(self, done: Callable[[bool], None]) -> None:
+        super().__init__(None, 0)
+        self._done = done
+
+    def apply(self, state: ShardState) -> None:
+        return None
+
+    def answer(self, timings: Timings) -> None:
+        self._done(True)
+
+    def undo(self, state: ShardState) -> None:
+        self._done(False)
 
 
 class AnswerBuilder(Protocol):

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from shared.limits import FORWARD_RETRY_MAX_MS
+from shared.wire import Op
 from tests.support.fake_disk import Keep, PowerCut
 from tests.support.router_shards import RouterShards
 
@@ -140,6 +141,114 @@ def test_q04_copies_that_were_confirmed_and_lost_in_a_power_cut_are_made_again()
     assert shards.data("d") == [1, 2, 3, 4, 5]
 
 
+def chained(guarantee: str) -> RouterShards:
+    """s ──▶ m ──▶ d, each on a shard of its own; only m can lose anything in a power cut."""
+    shards = RouterShards({"s": 0, "m": 1, "d": 2})
+    for topic, durability in (("s", "fsync"), ("m", "disk"), ("d", "fsync")):
+        shards.put(topic, durability=durability)
+    shards.put_router("sm", source="s", dest="m", guarantee="at_least_once")
+    shards.put_router("md", source="m", dest="d", guarantee=guarantee)
+    shards.settle()
+    return shards
+
+
+def test_q04_copies_that_the_middle_of_a_chain_lost_do_not_come_twice_to_its_end() -> None:
+    shards = chained("exactly_once")
+    for value in range(4):
+        shards.write("s", value)
+        for _ in range(4):
+            shards.turn()
+        shards.lose_power(value, "none")
+        shards.settle()
+        assert shards.data("m") == shards.data("d") == list(range(value + 1))
+
+
+def test_q04_at_the_end_of_an_exact_chain_is_nothing_that_its_middle_could_still_lose() -> None:
+    shards = chained("exactly_once")
+    shards.write("s", 1)
+    shards.forward()
+    shards.wire.deliver()
+    shards.drivers[1].commit()
+    shards.wire.hear()
+    assert shards.data("m") == [1], "visible, and not synced"
+    shards.forward()
+    shards.wire.deliver()
+    assert shards.data("d") == []
+    assert shards.drivers[1].engine.commits.waiting, "nobody waits for the background sync"
+    shards.settle()
+    assert shards.data("d") == [1]
+
+
+def test_q04_at_least_once_does_not_wait_for_a_sync_in_the_middle_of_a_chain() -> None:
+    shards = chained("at_least_once")
+    shards.write("s", 1)
+    for _ in range(4):
+        shards.turn()
+    assert shards.data("d") == [1]
+    shards.lose_power(0, "none")
+    assert shards.data("m") == []
+    come_to_rest(shards)
+    assert (shards.data("m"), shards.data("d")) == ([1], [1, 1])
+
+
+@pytest.mark.parametrize("before_seq", [3, 4], ids=["and-copies-one", "and-has-nothing-to-copy-yet"])
+def test_q04_a_delete_that_a_power_cut_took_back_leaves_no_record_uncopied(before_seq: int) -> None:
+    """The router has passed over what was deleted."""
+    shards = RouterShards({"s": 0, "d": 1})
+    shards.put("s")
+    shards.put("d", durability="fsync")
+    shards.put_router("r", source="s", dest="d", guarantee="at_least_once")
+    come_to_rest(shards)
+    shards.write("s", 1, 2, 3)
+    shards.on("s").sync()
+    shards.ok("POST", "/v0/topics/s/delete", {"before_seq": before_seq})
+    shards.forward()
+    shards.write("s", 4)
+    for _ in range(4):
+        shards.turn()
+    assert shards.data("d") == ([3, 4] if before_seq == 3 else [4])
+    shards.lose_power(0, "none")
+    come_to_rest(shards)
+    assert set(shards.data("s")) <= set(shards.data("d"))
+
+
+def test_q04_an_eviction_that_a_power_cut_took_back_leaves_no_record_uncopied() -> None:
+    """The router has told of it as a loss."""
+    shards = RouterShards({"s": 0, "d": 1})
+    shards.put("s", cap_records=3)
+    shards.put("d", durability="fsync")
+    shards.put_router("r", source="s", dest="d", guarantee="exactly_once")
+    shards.settle()
+    shards.write("s", 1, 2, 3)
+    shards.on("s").sync()
+    shards.write("s", 4, 5)
+    for _ in range(4):
+        shards.turn()
+    assert (shards.data("d"), shards.trims("d")) == ([3, 4, 5], [(1, 2)])
+    shards.lose_power(0, "none")
+    come_to_rest(shards)
+    assert set(shards.data("s")) <= set(shards.data("d"))
+
+
+def test_q04_a_step_that_waits_for_a_sync_which_cannot_be_written_is_made_anew() -> None:
+    shards = chained("exactly_once")
+    shards.write("s", 1)
+    shards.forward()
+    shards.wire.deliver()
+    shards.drivers[1].commit()
+    shards.wire.hear()
+    engine, disk = shards.drivers[1].engine, shards.drivers[1].disk
+    engine.forwarder._step(engine.forwarder.next_route())  # it waits; nothing is committed
+    assert engine.commits.staged
+    shards.drivers[1].submit(Op.APPEND, "m", {"records": [{"data": "refused"}]})
+    disk.fail_on("write", 1, errno.EIO, "/wal/")
+    shards.drivers[1].commit()
+    assert not engine.commits.waiting
+    disk.clear_faults()
+    come_to_rest(shards)
+    assert shards.data("m") == shards.data("d") == [1]
+
+
 @pytest.mark.parametrize("shard", [0, 1])
 def test_q04_progress_survives_snapshots_and_trimmed_logs(shard: int) -> None:
     shards = joined()
@@ -224,6 +333,18 @@ def test_q05_a_full_destination_holds_the_router_back_and_loses_nothing(dest: st
     come_to_rest(shards)
     assert shards.data(dest) == [9, 10, 11]
     assert shards.router("r")["state"] == "caught_up"
+
+
+def test_q05_a_router_whose_waiting_copies_are_filtered_out_waits_no_longer() -> None:
+    shards = joined("at_least_once")
+    shards.put("d", cap_records=3, discard="reject")
+    shards.write("s", 4)
+    shards.settle()
+    assert shards.router("r")["last_error"] == "topic_full"
+    shards.put_router("r", source="s", dest="d", guarantee="at_least_once", filter=["tag", "Eq", "x"])
+    come_to_rest(shards)
+    shown = shards.router("r")
+    assert (shown["lag"], shown["state"], shown["last_error"]) == (0, "caught_up", None)
 
 
 def test_q05_room_on_the_same_shard_is_noticed_without_waiting() -> None:

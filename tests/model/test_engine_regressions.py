@@ -272,3 +272,47 @@ def test_m19_floors_that_caps_moved_over_records_in_memory_are_kept_with_their_r
     found = shard.read("t")  # cap before, TTL now
     assert found is not None and found.tombstone is not None and found.tombstone.reason == "mixed"
     shard.check_everything()
+
+
+@pytest.mark.parametrize("changes", [{"ttl_ms": 0}, {"ttl_ms": 60_000}, {"cap_records": 3}])
+@pytest.mark.parametrize("durability", ["disk", "fsync"])
+def test_m20_what_had_expired_before_a_change_of_the_config_is_lost_to_the_ttl(
+    shard: CheckedShard, durability: str, changes: dict[str, int]
+) -> None:
+    shard.append("t", PLAIN * 5, config={"durability": durability, "ttl_ms": 1000})
+    shard.driver.clock.advance(2000)
+    shard.put("t", changes)  # and nobody has looked since
+    for _ in range(2):
+        found = shard.read("t")
+        assert found is not None and found.records == [] and found.tombstone is not None
+        assert (found.tombstone.gap_to, found.tombstone.reason) == (5, "ttl")
+        shard.kill()
+
+
+def test_m21_a_floor_is_kept_by_the_yardstick_if_it_was_written_although_something_else_failed(
+    shard: CheckedShard,
+) -> None:
+    shard.append("t", PLAIN * 5, config={"durability": "memory"})
+    shard.put("t", {"durability": "fsync", "ttl_ms": 1000, "cap_records": 6})
+    shard.disk.fail_on("sync", 1, errno.EIO, "/segments/")
+    shard.faulty = True
+    shard.driver.clock.advance(1001)
+    shard.check_everything()  # all five have expired …
+    shard.append("t", PLAIN)
+    shard.append("t", PLAIN)  # … so no cap is met here
+    shard.sync()
+    shard.check_rebuild()
+
+
+def test_m22_a_floor_that_could_not_be_written_is_no_floor_yet(shard: CheckedShard) -> None:
+    shard.append("t", PLAIN * 3, config={"durability": "fsync", "ttl_ms": 1000, "cap_records": 3})
+    shard.driver.clock.advance(1001)
+    shard.disk.fail_on("write", 1, errno.EIO, "/wal/")
+    shard.faulty = True
+    shard.read("t")
+    shard.commit()
+    shard.append("t", PLAIN)  # the cap takes one, as the log knows of no floor; then the TTL takes the others
+    found = shard.read("t")
+    assert found is not None and found.tombstone is not None and found.tombstone.reason == "mixed"
+    shard.sync()
+    shard.check_rebuild()

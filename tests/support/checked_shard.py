@@ -106,6 +106,7 @@ class Entry:
     sure: bool = True  # becomes obligatory with the next commit
     applied: bool = False
     synced: bool = False
+    before: TopicModel | None = None  # as the topic was, to go back to if nothing was written after all
 
 
 @dataclass(slots=True)
@@ -189,8 +190,7 @@ class CheckedShard:
         self._guard(self.driver.finish_sync)
 
     def tick(self) -> None:
-        for name in self.topic_names():
-            self._expire(name)
+        self._expire_all()
         self._guard(self.driver.tick)
         if self.driver.engine.commits.read_only is None and not self.disk._faults:
             self.faulty = False
@@ -230,12 +230,35 @@ class CheckedShard:
             if entry.verify is not None:
                 entry.verify(entry.call.answer, removed)
         self._replan()
-        if settled and not self.faulty:
-            for entry in self.log:
-                if entry.sure:
-                    entry.optional = False
+        if settled:
+            self._settle_floors()
         while self.log and self.log[0].synced and self.log[0].applied:
             self._into_base(self.log.pop(0))
+
+    def _settle_floors(self, only: int | None = None) -> None:
+        """Which floors of TTLs are in the log? With a healthy disk all that must be, otherwise those that were applied.
+        `only`: of this topic, as no other has been committed.
+
+        One that was not is forgotten: what has expired is gone for readers all the same, and the next look tries to
+        write that down anew. Until then caps and deletes find the records where they are.
+        """
+        for place in range(len(self.log) - 1, -1, -1):
+            entry = self.log[place]
+            number = entry.op.incarnation
+            if not entry.optional or only not in (None, number):
+                continue
+            if entry.sure and not self.faulty:
+                entry.optional = False
+                continue
+            if any(later.op.incarnation == number for later in self.log[place + 1 :]):
+                continue  # too late to tell
+            topic = self.driver.engine.state.catalog.visible.get(self.plans[number].name)
+            assert isinstance(entry.op, Expire) and topic is not None
+            if topic.floor >= entry.op.floor:
+                entry.optional = False
+            elif entry.before is not None:
+                self.live.topics[number] = entry.before
+                del self.log[place]
 
     def _into_base(self, entry: Entry) -> None:
         # A floor that may be missing is met again by the next read.
@@ -303,6 +326,9 @@ class CheckedShard:
 
     def put(self, name: str, changes: dict[str, Any], wait: str = "answered") -> None:
         number = self.planned.get(name)
+        if number is not None and self._planned_config(number) | changes != self._planned_config(number):
+            self._expire(name)
+            number = self.planned.get(name)
         if number is None:
             config = DEFAULTS | changes
             created = self._new_plan(name, config)
@@ -314,6 +340,8 @@ class CheckedShard:
         call = self._submit(Op.PUT_TOPIC, name, changes)
         if call is None or self._refused(call):
             return
+        if number is not None:
+            self._settle_floors(number)
 
         def verify(answer: Answer, _: int) -> None:
             check(answer.json["created"] is (number is None), "created", answer.json)
@@ -507,9 +535,16 @@ class CheckedShard:
         if self._expiring(name):
             number = self.live.names[name]
             floor = self.live.topics[number].expired_floor(self.now_ms())
-            entry = Entry(Expire(number, floor), optional=True, sure=sure, applied=True)
+            before = self.live.topics[number].copy()
+            entry = Entry(Expire(number, floor), optional=True, sure=sure, applied=True, before=before)
             entry.op.apply(self.live)
             self.log.append(entry)
+
+    def _expire_all(self) -> None:
+        if any(self._expiring(name) and self._pending(self.live.names[name]) for name in self.topic_names()):
+            self.sync()  # for all of them, as in `_expire`: nobody's floor is looked for before it is written
+        for name in self.topic_names():
+            self._expire(name)
 
     def _expiring(self, name: str) -> bool:
         topic = self.live.by_name(name)
@@ -691,8 +726,7 @@ class CheckedShard:
             self.check_state(name)
             if name in self.live.names:  # else a delete that waited for a sync has got it
                 self.drain(name)
-        for name in names:
-            self._expire(name)
+        self._expire_all()
         items, more = self.driver.list()
         self._take_answers()
         check([item["topic"] for item in items] == self.topic_names() and not more, "list", items)
