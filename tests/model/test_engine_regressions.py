@@ -316,3 +316,18 @@ def test_m22_a_floor_that_could_not_be_written_is_no_floor_yet(shard: CheckedSha
     assert found is not None and found.tombstone is not None and found.tombstone.reason == "mixed"
     shard.sync()
     shard.check_rebuild()
+
+
+def test_m23_a_floor_that_a_power_cut_took_is_not_kept_under_another_reason(shard: CheckedShard) -> None:
+    shard.append("t", PLAIN * 3, config={"durability": "ephemeral"})
+    shard.put("t", {"durability": "memory", "ttl_ms": 1000})
+    shard.driver.clock.advance(1001)
+    shard.append("t", PLAIN)
+    shard.sync()
+    shard.read("t")
+    shard.commit()
+    assert shard.live.by_name("t").reason == "ttl"  # type: ignore[union-attr]
+    shard.lose_power(0, "none")  # that floor was not synced; a hole is told of in its place
+    assert shard.live.by_name("t").floor == 1  # type: ignore[union-attr]
+    shard.driver.clock.advance(1001)
+    shard.check_everything()

@@ -783,16 +783,18 @@ class CheckedShard:
         logged = self.log
         synced = max((at + 1 for at, entry in enumerate(logged) if entry.synced), default=0)
         reasons: list[str] = []
-        for length in range(len(logged), synced - 1, -1):
-            for skip_optional in (False, True):
-                chosen = [e for e in logged[:length] if not (skip_optional and e.optional)]
-                if skip_optional and len(chosen) == length:
-                    continue
-                fits, why = self._fit(chosen, found, power_lost=power_lost, clean=clean)
-                if fits is not None:
-                    self._adopt(*fits)
-                    return
-                reasons.append(f"{length} of {len(logged)}: {why}")
+        # A prefix that explains all of it is the right one; one that explains it but for a reason may be.
+        for exactly in (True, False):
+            for length in range(len(logged), synced - 1, -1):
+                for skip_optional in (False, True):
+                    chosen = [e for e in logged[:length] if not (skip_optional and e.optional)]
+                    if skip_optional and len(chosen) == length:
+                        continue
+                    fits, why = self._fit(chosen, found, power_lost=power_lost, clean=clean, exactly=exactly)
+                    if fits is not None:
+                        self._adopt(*fits)
+                        return
+                    reasons.append(f"{length} of {len(logged)}: {why}")
         raise Violation(
             f"no prefix of at least {synced} synced operations explains the state after "
             f"{'a power cut' if power_lost else 'a kill'}:\n  " + "\n  ".join(reasons) + f"\n  found {found}"
@@ -800,7 +802,13 @@ class CheckedShard:
         )
 
     def _fit(
-        self, entries: list[Entry], found: dict[str, Observed], *, power_lost: bool, clean: bool
+        self,
+        entries: list[Entry],
+        found: dict[str, Observed],
+        *,
+        power_lost: bool,
+        clean: bool,
+        exactly: bool,
     ) -> tuple[tuple[ShardModel, ShardModel], str]:
         """The model after exactly these operations, if it is what was found; else why not."""
         model = self.base.copy()
@@ -820,7 +828,7 @@ class CheckedShard:
             topic, seen = model.topics[number], found[name]
             topic.evict(topic.expired_floor(now_ms), "ttl")
             if self.plans[number].mixed:
-                why = self._settle_mixed(number, stored.topics[number], topic, seen)
+                why = self._settle_mixed(number, stored.topics[number], topic, seen, exactly=exactly)
                 if why:
                     return nothing, f"{name}: {why}"
             why = _difference(topic, seen)
@@ -848,7 +856,9 @@ class CheckedShard:
             topic.reason = seen.reason if topic.floor > 1 else None
         return None
 
-    def _settle_mixed(self, number: int, stored: TopicModel, topic: TopicModel, seen: Observed) -> str | None:
+    def _settle_mixed(
+        self, number: int, stored: TopicModel, topic: TopicModel, seen: Observed, *, exactly: bool
+    ) -> str | None:
         """A topic that was ephemeral for a while. All its records in memory are lost, and readers are told so; whether
         deleted ones among them are told as well depends on how far back the log goes.
 
@@ -868,7 +878,7 @@ class CheckedShard:
         may = must | plan.in_memory | topic.lost_behind(0) | evicted
         if not must <= set(seen.lost) <= may:
             return f"lost {sorted(must)} to {sorted(may)}, found {seen.lost}"
-        if topic.floor > 1 and seen.reason not in (topic.reason, "mixed"):
+        if topic.floor > 1 and seen.reason != topic.reason and (exactly or seen.reason != "mixed"):
             return f"reason {topic.reason}, found {seen.reason}"
         for each in (stored, topic):
             # Of a hole at the very beginning the reason is always `mixed`: any other is a floor's.
