@@ -17,7 +17,7 @@ APPEND_MIN_BYTES: Final = FRAME_MIN_BYTES + APPEND_HEADER_BYTES
 """Both headers and the checksum."""
 
 # From here on hashing part by part is cheaper than copying the joined frame once more.
-_STREAM_FROM_BYTES: Final = 16 << 10
+_STREAM_FROM_BYTES: Final = 4 << 10
 
 _pack_headers = Struct(f"<{FRAME_HEADER_FORMAT}{APPEND_HEADER_FORMAT}").pack
 _pack_checksum = Struct("<Q").pack

@@ -23,6 +23,9 @@ class Stretch(Protocol):
     def seqs(self) -> Sequence[int]: ...
     @property
     def times(self) -> array[int] | int: ...
+    @property
+    def times_ascend(self) -> bool:
+        """Is it known, without a look at each of them, that no time is below the one before it?"""
 
 
 def join_blocks(
@@ -35,7 +38,15 @@ def join_blocks(
             low = start
             while low < high:
                 upto = _fitting(stretch.columns, low, high, assembler, target_bytes)
-                assembler.add_block(stretch.json, stretch.columns, low, upto, stretch.seqs, stretch.times)
+                assembler.add_block(
+                    stretch.json,
+                    stretch.columns,
+                    low,
+                    upto,
+                    stretch.seqs,
+                    stretch.times,
+                    times_ascend=stretch.times_ascend,
+                )
                 low = upto
                 if not assembler.room or assembler.json_bytes >= target_bytes:
                     yield assembler.finish()

@@ -102,6 +102,16 @@ class Columns:
         self._parts: dict[str, tuple[array[int], memoryview]] | None = None
         self._lay_out()
 
+    @classmethod
+    def of_ends(cls, ends: "array[int]", json_len: int) -> "Columns":
+        """Of records that have nothing but data. The caller has seen that `ends` rise strictly."""
+        if not ends or ends[0] == 0 or ends[-1] != json_len:
+            raise BadBytes("record ends do not divide the JSON part")
+        several = len(ends) > 1
+        columns = cls(COLUMN_ENDS * several, len(ends), json_len, memoryview(dump(ends) if several else b""))
+        columns._ends = ends
+        return columns
+
     def _lay_out(self) -> None:
         """Find each column; O(1) in the number of records."""
         present, count, size = self.column_flags, self.count, len(self._buffer)

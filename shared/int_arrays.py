@@ -73,13 +73,21 @@ def shift_u32(values: "array[int]", delta: int) -> "array[int]":
     return array("I", moved.to_bytes(4 * count, order))
 
 
-def add_u32(left: bytes, right: bytes) -> bytes:
-    """The sums of two little-endian columns of equal length, of which the last must fit in 32 bits.
+def add_if_rising_u32(left: bytes, right: bytes) -> "array[int] | None":
+    """The sums of two little-endian columns of equal length. None: they do not rise strictly, or the last does not fit.
 
-    Another sum that does not fit becomes smaller than its right addend, and adds to the next.
+    Another sum that does not fit in 32 bits becomes smaller than its right addend, and adds to the next.
     """
+    count = len(left) // 4
     total = int.from_bytes(left, "little") + int.from_bytes(right, "little")
-    return total.to_bytes(len(left), "little")
+    if len(left) != len(right) or total.bit_length() > 32 * count:
+        return None
+    sums = load_u32(total.to_bytes(4 * count, "little"))
+    # The same big integer serves for both: making one of a column is a good part of either.
+    found = _rises(total, count, _MASKS[4], True) if 1 < count <= _LANES else None
+    if found is None:
+        found = is_strictly_ascending(sums)
+    return sums if found else None
 
 
 def is_ascending(values: Sequence[int]) -> bool:
@@ -104,15 +112,16 @@ def _compare_lanes(values: Sequence[int], *, strictly: bool) -> bool | None:
     if masks is None:
         return None
     for at in range(0, len(values) - 1, _LANES - 1):
-        found = _rises(values[at : at + _LANES], masks, strictly)
+        part = values[at : at + _LANES]
+        found = _rises(int.from_bytes(part.tobytes(), "little"), len(part), masks, strictly)
         if not found:
             return found
     return True
 
 
-def _rises(values: "array[int]", masks: _Masks, strictly: bool) -> bool | None:
-    bits, spare = masks.bits, _LANES - len(values)
-    column = int.from_bytes(values.tobytes(), "little")
+def _rises(column: int, count: int, masks: _Masks, strictly: bool) -> bool | None:
+    """Of `count` elements, two at least, as one little-endian integer."""
+    bits, spare = masks.bits, _LANES - count
     if column & masks.tops >> bits * spare:
         return None  # there is no bit to spare
     pairs = bits * (spare + 1)

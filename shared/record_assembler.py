@@ -106,8 +106,13 @@ class RecordAssembler:
         hi: int,
         seqs: Sequence[int],
         times: "array[int] | int",
+        *,
+        times_ascend: bool = False,
     ) -> None:
-        """Records [lo, hi) of a block; `seqs` and `times` belong to all its records."""
+        """Records [lo, hi) of a block; `seqs` and `times` belong to all its records.
+
+        `times_ascend`: it is known that they do. What is read from a file is not relied on.
+        """
         kept: Sequence[int] = seqs[lo:hi]
         if kept and not isinstance(kept, range) and kept[-1] - kept[0] == len(kept) - 1:
             kept = range(kept[0], kept[-1] + 1)
@@ -116,8 +121,7 @@ class RecordAssembler:
             self._take_times(array("Q", (times,)) * (hi - lo), times, times)
             return
         stamps = times[lo:hi]
-        # Times follow the seqs, but what is read from a file is not relied on.
-        ordered = is_ascending(stamps)
+        ordered = times_ascend or is_ascending(stamps)
         lowest, highest = (stamps[0], stamps[-1]) if ordered else (min(stamps), max(stamps))
         self._take_times(stamps, lowest, highest)
 
@@ -174,7 +178,7 @@ class RecordAssembler:
                 times.extend(stamps)
         return AssembledRecords(
             count=self.count,
-            json=b"".join(self._json),
+            json=_joined(self._json),
             first_seq=self._seqs[0][0],
             last_seq=self._next_seq - 1,
             min_ts=self._min_ts,
@@ -193,8 +197,9 @@ class RecordAssembler:
             present |= COLUMN_ENDS
             parts.append(dump(self._ends))
         flags = b"".join(self._flags)
-        seen = set(flags)
-        if seen != {0}:
+        seen: set[int] = set()
+        if flags.count(0) != len(flags):
+            seen = set(flags)
             present |= COLUMN_FLAGS
             parts.append(flags)
         if self._meta is not None and any(self._meta):
@@ -208,3 +213,12 @@ class RecordAssembler:
                 parts.append(dump(column.ends))
                 parts.extend(column.blobs)
         return present, b"".join(parts)
+
+
+def _joined(parts: Sequence[bytes | memoryview]) -> bytes:
+    """A block is often made of one source, and of all of it: that is not copied."""
+    if len(parts) == 1 and isinstance(part := parts[0], memoryview):
+        source = part.obj
+        if isinstance(source, bytes) and len(source) == len(part):
+            return source
+    return b"".join(parts)

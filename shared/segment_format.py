@@ -68,6 +68,10 @@ class BlockColumns(msgspec.Struct, frozen=True):
     times: "array[int] | int"
     """One ts per record, or the ts of all."""
 
+    @property
+    def times_ascend(self) -> bool:
+        return False  # nobody has said so: whoever wants to know looks
+
     def ts(self, index: int) -> int:
         return self.times if isinstance(self.times, int) else self.times[index]
 

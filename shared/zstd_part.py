@@ -6,7 +6,7 @@ import zstandard
 
 from shared.format_errors import BadBytes
 
-LEVEL = 3
+LEVEL = 1
 # A context takes longer to make than a block's columns to unpack. They must not be shared between threads, so
 # whoever needs one takes it out of this list, which is one step, and puts it back.
 _idle: list[zstandard.ZstdDecompressor] = []

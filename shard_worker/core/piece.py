@@ -27,6 +27,7 @@ class Piece:
         "first",
         "last",
         "size",
+        "times_ascend",
     )
 
     def __init__(
@@ -39,7 +40,9 @@ class Piece:
         load_columns: Callable[[], tuple[Columns, Sequence[int] | None, array[int] | None]],
         load_json: Callable[[], memoryview],
         size: int | None = None,
+        times_ascend: bool = False,
     ) -> None:
+        self.times_ascend = times_ascend  # known without a look at each of them; False: not known
         self.first = first
         self.last = last
         self.count = count

@@ -23,7 +23,7 @@ from shared.columns import COLUMN_ENDS, Columns
 from shared.errors import ColdUnreachable, CorruptFrame, CorruptSegment, OutOfDescriptors
 from shared.format_errors import BadBytes, FormatError
 from shared.frame import FRAME_MAX_BYTES, Frame, decode_frame
-from shared.int_arrays import add_u32, dump, load_u32, load_u64
+from shared.int_arrays import add_if_rising_u32, is_ascending, is_strictly_ascending, load_u64
 from shared.io.durable_fs import File, FileSystem
 from shared.io.object_store import StoreUnreachable
 from shared.limits import BLOCK_MAX_RECORDS, BLOCK_TARGET_BYTES, SEGMENT_MAX_OPEN_FILES
@@ -136,26 +136,22 @@ class RecordStore:
         lsns, sizes, counts = hot.lsn[place:until], hot.size[place:until], hot.count[place:until]
         count, stamps = sum(counts), hot.ts[place:until]
         times = None
-        if count == until - place:
-            json = b"".join(self.hot_json(lsns, sizes))
-            ends = dump(array("I", accumulate(sizes)))
-            if stamps[0] != stamps[-1]:
-                times = stamps
-        else:
-            # The ends of several records stand right behind their JSON; that of a single one is not written.
-            lengths = [size + 4 * n if n > 1 else size for size, n in zip(sizes, counts, strict=True)]
-            parts = [memoryview(part) for part in self.hot_json(lsns, lengths)]
-            json = b"".join([part[:size] for part, size in zip(parts, sizes, strict=True)])
-            ends = self._joined_ends(lsns[0], sizes, counts, parts)
-            if stamps[0] != stamps[-1]:
-                pairs = zip(stamps, counts, strict=True)
-                times = load_u64(b"".join([ts.to_bytes(8, "little") * n for ts, n in pairs]))
-        several = count > 1
-        columns = Columns(COLUMN_ENDS * several, count, len(json), memoryview(ends if several else b""))
         try:
-            _ = columns.ends  # looked at here, where the file is known
+            if count == until - place:
+                json = b"".join(self.hot_json(lsns, sizes))
+                ends = array("I", accumulate(sizes))
+                if not is_strictly_ascending(ends):
+                    raise BadBytes("record ends do not divide the JSON part")
+            else:
+                json, ends = self._joined(lsns, sizes, counts)
+            columns = Columns.of_ends(ends, len(json))
         except BadBytes as err:
             raise self._damaged(lsns[0], str(err)) from err
+        if stamps[0] != stamps[-1]:
+            times = stamps
+            if count > until - place:
+                pairs = zip(stamps, counts, strict=True)
+                times = load_u64(b"".join([ts.to_bytes(8, "little") * n for ts, n in pairs]))
         return Piece(
             first=hot.first[place],
             last=hot.last_of(until - 1),
@@ -163,46 +159,61 @@ class RecordStore:
             ts=stamps[-1],
             load_columns=lambda: (columns, None, times),
             load_json=lambda: memoryview(json),
+            times_ascend=is_ascending(stamps),
         )
 
-    def _joined_ends(
-        self, lsn: int, sizes: Sequence[int], counts: Sequence[int], parts: list[memoryview]
-    ) -> bytes:
-        """The record ends of batches whose JSON is joined. Each part: the JSON of a batch, then its ends."""
-        found = zip(sizes, counts, parts, strict=True)
-        columns = [part[size:] if count > 1 else size.to_bytes(4, "little") for size, count, part in found]
-        stops = list(accumulate(sizes, initial=0))
-        pairs = zip(stops, counts, strict=False)  # one more stop than batches
-        starts = [start.to_bytes(4, "little") * count for start, count in pairs]
-        try:
-            ends = load_u32(add_u32(b"".join(columns), b"".join(starts)))
-        except OverflowError:
-            ends = array("I")
-        # A sum that does not fit is smaller than the one before it: seen when the column is used.
-        if not ends or [ends[place - 1] for place in accumulate(counts)] != stops[1:]:
-            raise self._damaged(lsn, "record ends do not divide the JSON part")
-        return dump(ends)
+    def _joined(
+        self, lsns: Sequence[int], sizes: Sequence[int], counts: Sequence[int]
+    ) -> tuple[bytes, array[int]]:
+        """The JSON of several batches, and where its records end; copied once, from where it was read."""
+        # The ends of several records stand right behind their JSON; that of a single one is not written.
+        lengths = [size + 4 * n if n > 1 else size for size, n in zip(sizes, counts, strict=True)]
+        texts: list[memoryview] = []
+        columns: list[bytes | memoryview] = []
+        starts: list[bytes] = []
+        stops: list[int] = []
+        stop = 0
+        for span, place, until in self._spans(lsns, lengths):
+            view, start = memoryview(span), lsns[place]
+            for batch in range(place, until):
+                at, size, count = lsns[batch] - start, sizes[batch], counts[batch]
+                behind = at + size
+                texts.append(view[at:behind])
+                columns.append(view[behind : behind + 4 * count] if count > 1 else size.to_bytes(4, "little"))
+                starts.append(stop.to_bytes(4, "little") * count)
+                stop += size
+                stops.append(stop)
+        # A sum that does not fit is smaller than the one before it: then they do not rise.
+        ends = add_if_rising_u32(b"".join(columns), b"".join(starts))
+        if ends is None or [ends[place - 1] for place in accumulate(counts)] != stops:
+            raise BadBytes("record ends do not divide the JSON part")
+        return b"".join(texts), ends
 
     def hot_json(self, lsns: Sequence[int], sizes: Sequence[int]) -> list[bytes]:
         """Batches that stand close together in the log are read with one call and cut apart in memory."""
         if len(lsns) == 1:
             self.verify_hot(lsns[0])
             return [self._read_log(lsns[0], sizes[0])]
-        if lsns[0] < self.verified_from:
-            for lsn in lsns:
-                self.verify_hot(lsn)
         found: list[bytes] = []
-        place, count = 0, len(lsns)
-        while place < count:
-            until = self._span_end(lsns, sizes, place)
+        for span, place, until in self._spans(lsns, sizes):
             start = lsns[place]
-            span = self._read_log(start, lsns[until - 1] + sizes[until - 1] - start)
             found += [
                 span[lsn - start : lsn - start + size]
                 for lsn, size in zip(lsns[place:until], sizes[place:until], strict=True)
             ]
-            place = until
         return found
+
+    def _spans(self, lsns: Sequence[int], sizes: Sequence[int]) -> Iterator[tuple[bytes, int, int]]:
+        """The batches, verified, in few reads: what was read, and which of them, [place, until), it holds."""
+        if lsns[0] < self.verified_from:
+            for lsn in lsns:
+                self.verify_hot(lsn)
+        place, count = 0, len(lsns)
+        while place < count:
+            until = self._span_end(lsns, sizes, place)
+            start = lsns[place]
+            yield self._read_log(start, lsns[until - 1] + sizes[until - 1] - start), place, until
+            place = until
 
     def hot_part(self, lsn: int, size: int, count: int, start: int, stop: int) -> bytes:
         self.verify_hot(lsn)

@@ -94,15 +94,17 @@ class SealJob:
         self.fact = self._fact(builder.sealed())
 
     def _write(self, file: File, builder: SegmentBuilder) -> None:
-        at, buffered = 0, [builder.header]
+        at, buffered, waiting = 0, [builder.header], 0
         for share in sorted(self.plan.shares, key=lambda share: share.topic.topic_id):
             pieces = self.store.hot_pieces(share.topic.topic_id, share.hot)
             for records in cut_blocks(pieces, share.live_from, share.deleted):
                 self._taken += records.count
-                buffered.append(builder.add_block(share.topic, records))
-                if sum(map(len, buffered)) >= _WRITE_BYTES:
+                block = builder.add_block(share.topic, records)
+                buffered.append(block)
+                waiting += len(block)
+                if waiting >= _WRITE_BYTES:
                     at += file.pwritev(buffered, at)
-                    buffered = []
+                    buffered, waiting = [], 0
         if builder.block_count:
             given = sum(sum(share.hot.count) for share in self.plan.shares)
             buffered.append(builder.finish(deleted=given - self._taken))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from array import array
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Literal
 
 import pytest
@@ -181,6 +181,37 @@ def test_blocks_assemble_like_the_batches_they_came_from(batches: list[Batch], d
         if lo < hi:
             again.add_block(memoryview(records.json), columns, lo, hi, seqs, times)
     assert again.finish() == records
+    stamps = [times] if isinstance(times, int) else list(times)
+    if stamps == sorted(stamps):
+        trusting = RecordAssembler()
+        for lo, hi in ((0, cut), (cut, records.count)):
+            if lo < hi:
+                trusting.add_block(memoryview(records.json), columns, lo, hi, seqs, times, times_ascend=True)
+        assert trusting.finish() == records
+
+
+def test_a_source_that_fills_a_block_alone_is_not_copied() -> None:
+    json, ends = b"{},{},", array("I", [3, 6])
+    whole, half = RecordAssembler(), RecordAssembler()
+    whole.add_block(memoryview(json), Columns.of_ends(ends, 6), 0, 2, range(1, 3), 7)
+    half.add_block(memoryview(json), Columns.of_ends(ends, 6), 1, 2, range(1, 3), 7)
+    assert whole.finish().json is json
+    assert half.finish().json == b"{},"
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=40))
+def test_columns_made_of_ends_are_those_of_plain_records(sizes: list[int]) -> None:
+    ends = array("I", accumulate(sizes))
+    made = Columns.of_ends(ends, sum(sizes))
+    made.verify()
+    assert (made.column_flags, bytes(made._buffer)) == encode_columns(count=len(sizes), ends=ends)
+    assert (made.ends, made.count, made.json_len) == (ends, len(sizes), sum(sizes))
+
+
+@pytest.mark.parametrize("ends", [(), (0, 6), (3, 5), (3, 7)])
+def test_ends_that_do_not_divide_the_json_are_refused(ends: tuple[int, ...]) -> None:
+    with pytest.raises(BadBytes):
+        Columns.of_ends(array("I", ends), 6)
 
 
 def test_an_absent_value_with_bytes_is_refused() -> None:

@@ -62,6 +62,7 @@ def test_plain_batches_that_stand_together_take_one_read() -> None:
         (piece,) = pieces_of(driver, "t")
     assert len(reads) == 1
     assert (piece.first, piece.last, piece.count) == (1, 600, 600)
+    assert piece.times_ascend
     assert records_of([piece]) == records_of(one_by_one(driver, "t"))
 
 
@@ -121,3 +122,22 @@ def test_record_ends_that_contradict_the_batch_are_damage_and_are_never_sealed(p
             pieces_of(driver, "t")
         assert not driver.seal(["t"])
     assert len(driver.read_all("t")) == 30
+
+
+@pytest.mark.parametrize("batches", [1, 5])
+def test_a_log_file_that_ends_too_early_is_damage_and_is_never_sealed(batches: int) -> None:
+    driver = ShardDriver(cold_dir=None)
+    for _ in range(batches):
+        driver.append("t", [{"data": 1}] * 3)
+    hot = driver.engine.state.catalog.visible["t"].hot
+    cut_at = hot.lsn[-1] + hot.size[-1] + 5
+    read = Wal.read
+
+    def cut(wal: Wal, lsn: int, length: int) -> bytes:
+        return read(wal, lsn, max(0, min(length, cut_at - lsn)))
+
+    with patch.object(Wal, "read", cut):
+        with pytest.raises(CorruptFrame):
+            pieces_of(driver, "t")
+        assert not driver.seal(["t"])
+    assert len(driver.read_all("t")) == 3 * batches

@@ -23,7 +23,7 @@ u32, u64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
     first=u64,
     count=u32,
     reserve=u32,
-    json=st.sampled_from([b"{},", b"x" * 16_311, b"x" * 16_312, b"x" * 16_313, b"y" * 100_000]),
+    json=st.sampled_from([b"{},", b"x" * 4_023, b"x" * 4_024, b"x" * 4_025, b"x" * 16_312, b"y" * 100_000]),
     columns=st.sampled_from([b"", b"abcd"]),
     extra=st.sampled_from([b"", b"\xa0\x01\x00\x00\x00"]),
 )
