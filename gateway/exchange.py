@@ -64,6 +64,11 @@ class Response:
         """Is there nothing to it but a status, a type and a body?"""
         return not (self.headers or self.extents or self.tail) and self.release is None
 
+    @property
+    def only_extent(self) -> bool:
+        """Is it a successful document around one part of a file?"""
+        return len(self.extents) == 1 and not self.headers and self.status == 200
+
     def content_length(self) -> int:
         return len(self.body) + sum(e.length for e in self.extents) + len(self.tail)
 

@@ -25,6 +25,7 @@ from shard_worker.core.describe import (
     put_json,
     state_json,
 )
+from shard_worker.core.kept_reads import KeptRead, KeptReads
 from shard_worker.core.reading import ReadResult, View, read, view_of
 from shard_worker.core.shard_state import ShardState
 from shard_worker.core.topic import REASON_MIXED, REASON_TTL, Topic
@@ -36,7 +37,7 @@ from shard_worker.long_polls import LongPolls, Waiting
 from shard_worker.moves import Moves
 from shard_worker.pending import PendingAppend, PendingControl, answer_write
 from shard_worker.queue_ops import QueueOps
-from shard_worker.request import Request
+from shard_worker.request import Request, Timings
 from shard_worker.router_ops import RouterOps
 from shared.api_types import (
     TopicConfig,
@@ -97,6 +98,7 @@ class Engine:
         self.held = HeldWrites()
         self.waited_ms: Callable[[Topic, int], int] = lambda topic, now_ms: 0  # of the topic's deliveries
         self._polls = LongPolls()
+        self._kept_reads = KeptReads()
         self._rewake: set[Topic] = set()  # topics whose readers could not all be answered in the last turn
         self.counters = EngineCounters()
         self.on_changed: list[Callable[[Topic], None]] = []  # told of each topic that changed in a turn
@@ -452,6 +454,9 @@ class Engine:
         return topic
 
     def _read(self, request: Request) -> None:
+        plainly = request.options is None
+        if plainly and self._read_again(request):
+            return
         wanted = decode_diff(request.body)
         view = view_of(wanted, self.settings)
         if request.option("data") is False:
@@ -473,7 +478,29 @@ class Engine:
         if wait_ms and not result.delivered and not result.tombstone and result.next_from == topic.head:
             self._polls.add(Waiting(request, topic, view, result, now_ms + wait_ms))
             return
-        self._answer_read(request, topic, result)
+        if plainly and result.extents:
+            kept = KeptRead(topic, result, _timings_of(result))
+            self._kept_reads.keep(topic, request.body, kept)
+            self._answer_kept(request, kept)
+        else:
+            self._answer_read(request, topic, result)
+
+    def _read_again(self, request: Request) -> bool:
+        """Answer as the last one was who asked the same, if that still holds."""
+        kept = self._kept_reads.find(request.topic, request.body)
+        if kept is None:
+            return False
+        topic = self.visible(request)
+        if not kept.holds(topic):
+            return False
+        topic.last_read_ts = self.now_ms()
+        self._answer_kept(request, kept)
+        return True
+
+    def _answer_kept(self, request: Request, kept: KeptRead) -> None:
+        self.counters.reads += 1
+        self.counters.records_read += kept.delivered
+        request.sink.answer(request.id, 200, kept.opening, kept.timings, kept.extents, kept.tail)
 
     def read(
         self, topic: Topic, from_seq: int, view: View, now_ms: int, *, extents: bool, upto: int | None = None
@@ -516,7 +543,7 @@ class Engine:
     def _answer_read(self, request: Request, topic: Topic, result: ReadResult) -> None:
         self.counters.reads += 1
         self.counters.records_read += result.delivered
-        timings = {"records_scanned": float(result.scanned)}
+        timings = _timings_of(result)
         head, tail = result.head_json(topic), result.tail_json(topic)
         if result.extents:
             request.sink.answer(request.id, 200, head, timings, result.extents, tail)
@@ -610,3 +637,7 @@ class Engine:
             self.sweep(topic, now_ms)
             items.append((name, list_item_json(topic, now_ms, self.waited_ms(topic, now_ms))))
         request.sink.answer(request.id, 200, encode_list_body(items, more))
+
+
+def _timings_of(result: ReadResult) -> Timings:
+    return {"records_scanned": float(result.scanned)}

@@ -115,6 +115,12 @@ STITCHED_FILE_BYTES: Final = 4 * MiB
 STITCHED_SEEN_MAX: Final = 4096
 """Ranges remembered because they were asked for once."""
 
+KEPT_READS_MAX: Final = 256
+"""Answers from extents that a shard keeps for whoever asks the same again; with one more it starts all over."""
+
+KEPT_READS_MAX_QUESTION_BYTES: Final = 256
+"""Bytes of the question to such an answer; a longer one is worked out each time."""
+
 # --- requests ---------------------------------------------------------------------------------
 
 IDEMPOTENCY_KEY_MAX_CHARS: Final = 256

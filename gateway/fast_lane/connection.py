@@ -257,6 +257,9 @@ class Connection:
             self._look_further()
 
     def _send_special(self, slot: AnswerSlot, response: Response) -> None:
+        if slot.plain and response.only_extent and not self._lane.draining:
+            self._send_extent(response)
+            return
         last = self._lane.draining and not self._slots and not self._reader.reading_since
         if slot.close or last:
             self._closing = self._attention = True
@@ -264,6 +267,27 @@ class Connection:
             self._out.add(CONTINUE)
         else:
             add_answer(self._out, self._lane.heads, slot, response, close=slot.close or last)
+        self._pump()
+
+    def _send_extent(self, response: Response) -> None:
+        """An answer around a part of a file, as most reads of many records are."""
+        extent, tail, out = response.extents[0], response.tail, self._out
+        length = len(response.body) + extent.length + len(tail)
+        head = self._lane.heads.prefix(response.status, response.content_type, length)
+        self._touched = now = self._lane.turns.now
+        if not out.unsent:
+            self._progress_at = now
+        try:
+            done = out.send_extent(self.sock, head + response.body, extent, tail)
+        except OSError:
+            _give_back(response)
+            self.lose()
+            return
+        if done:
+            _give_back(response)
+            return
+        if response.release is not None:
+            out.add_release(response.release)
         self._pump()
 
     def _transmit(self, ready: list[bytes]) -> None:
@@ -433,3 +457,8 @@ class Connection:
         if mask != self._mask:
             self._mask = mask
             self._lane.turns.modify(self.fd, mask)
+
+
+def _give_back(response: Response) -> None:
+    if response.release is not None:
+        response.release()

@@ -24,6 +24,7 @@ GROUPS: Final[dict[str, tuple[str, ...]]] = {
         "shard_worker.core.hot_index",
         "shard_worker.core.job",
         "shard_worker.core.job_json",
+        "shard_worker.core.kept_reads",
         "shard_worker.core.lease_queue",
         "shard_worker.core.lease_tokens",
         "shard_worker.core.reading",

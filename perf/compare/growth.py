@@ -2,20 +2,26 @@
 
 The calls must do the same work whatever the number of topics. Reads come first, while every topic holds one record: the
 appends that follow put several into each of a thousand topics, and hardly a second one into any of a hundred thousand.
+
+Beside them stands a floor, which is no topicsd at all: look a name up in a dictionary of as many, and read 100 bytes
+from where it says in a file of as many records. What that costs more with more names is the machine's share: caches,
+page tables.
 """
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Sequence
 from contextlib import ExitStack
 
 from perf.report import Aim, Round, Row, interleave, summary, time_calls
-from perf.shard_bench import BenchShard, bench_shard, write_bodies
+from perf.shard_bench import BenchShard, bench_shard, scratch, write_bodies
 from shared.wire import Op
 
 _CALLS = 200
 _FILL_TURN = 500
+_FLOOR_BYTES = 256  # about what a record of 100 bytes takes in the log
 
 
 def run(parent: str | None, rounds: int, sizes: Sequence[int]) -> tuple[list[Row], list[Aim]]:
@@ -24,9 +30,14 @@ def run(parent: str | None, rounds: int, sizes: Sequence[int]) -> tuple[list[Row
         shards = {size: stack.enter_context(bench_shard(parent, max_topics="0")) for size in sizes}
         for size, shard in shards.items():
             _create(shard, size, bodies)
+        directory = stack.enter_context(scratch(parent))
+        floors = {size: _Floor(stack, f"{directory}/{size}", size) for size in sizes}
         rows = [{"topics": size} for size in sizes]
-        for name, case in (("read", _read), ("append", _append)):
-            cases = {str(size): _bound(case, shard, size, bodies) for size, shard in shards.items()}
+        for name, case in (("read", _read), ("append", _append), ("floor", None)):
+            cases = {
+                str(size): floors[size].run if case is None else _bound(case, shard, size, bodies)
+                for size, shard in shards.items()
+            }
             for row, found in zip(rows, interleave(cases, rounds).values(), strict=True):
                 row[f"{name}_us"] = summary(found)["us"]
     aims = []
@@ -63,3 +74,19 @@ def _read(shard: BenchShard, size: int, _: Sequence[bytes]) -> Round:
     body = b'{"from_seq":0,"limit":10}'
     names = [f"t{random.randrange(size)}" for _ in range(_CALLS)]
     return time_calls(shard.turn, [[shard.request(Op.READ, name, body)] for name in names])
+
+
+class _Floor:
+    def __init__(self, stack: ExitStack, path: str, size: int) -> None:
+        self._size = size
+        self._places = {f"t{number}": number * _FLOOR_BYTES for number in range(size)}
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT)
+        stack.callback(os.close, self._fd)
+        os.write(self._fd, b"x" * (size * _FLOOR_BYTES))
+
+    def run(self) -> Round:
+        names = [f"t{random.randrange(self._size)}" for _ in range(_CALLS)]
+        return time_calls(self._call, names)
+
+    def _call(self, name: str) -> bytes:
+        return os.pread(self._fd, 100, self._places[name])

@@ -1,8 +1,8 @@
 """Where the unsealed records of one topic are: one entry per append call, in plain arrays.
 
-An entry is 38 bytes whatever the batch holds, so a topic's hot part costs memory per append call, not per
-record. Entries are in seq order, their `ts` never decreases, and they never overlap. Dropping from the front
-is amortised: `start` moves, and the arrays are cut when half of them is dead.
+An entry is 34 bytes whatever the batch holds (38 once records of the topic were deleted one by one), so a topic's hot
+part costs memory per append call, not per record. Entries are in seq order, their `ts` never decreases, and they never
+overlap. Dropping from the front is amortised: `start` moves, and the arrays are cut when half of them is dead.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ class HotIndex:
         self.lsn = array("Q")
         self.ts = array("Q")
         self.size = array("I")
-        self.live = array("I")  # bytes of the entry's records that are neither deleted nor evicted
+        # Bytes of the entry's records that are neither deleted nor evicted. All of them are there in most topics: then
+        # it is the very array of the sizes, which is one less to keep, and to fetch into the cache with each append.
+        self.live = self.size
         self.count = array("I")
         self.flags = array("H")
         self.start = 0
@@ -53,9 +55,16 @@ class HotIndex:
         self.lsn.append(lsn)
         self.ts.append(ts)
         self.size.append(size)
-        self.live.append(size)
+        if self.live is not self.size:
+            self.live.append(size)
         self.count.append(count)
         self.flags.append(flags)
+
+    def take_off(self, index: int, size: int) -> None:
+        """So many bytes of the entry's records are gone."""
+        if self.live is self.size:
+            self.live = self.size[:]
+        self.live[index] -= size
 
     def entry(self, index: int) -> HotEntry:
         return HotEntry(
@@ -77,8 +86,11 @@ class HotIndex:
             with suppress(ValueError):
                 end = self.lsn.index(IN_MEMORY, self.start)
         cut = slice(self.start, end)
-        columns = (self.first, self.lsn, self.ts, self.size, self.live, self.count, self.flags)
-        return HotIndex.of(*(column[cut] for column in columns))
+        size = self.size[cut]
+        live = size if self.live is self.size else self.live[cut]
+        return HotIndex.of(
+            self.first[cut], self.lsn[cut], self.ts[cut], size, live, self.count[cut], self.flags[cut]
+        )
 
     def last_of(self, index: int) -> int:
         """The last seq of an entry."""
@@ -122,7 +134,9 @@ class HotIndex:
             resident = [self.entry(i) for i in range(self.start, index) if self.lsn[i] == IN_MEMORY]
         self.start = index
         if index >= _CUT_AT and index * 2 >= len(self.first):
-            for column in (self.first, self.lsn, self.ts, self.size, self.live, self.count, self.flags):
+            if self.live is not self.size:
+                del self.live[:index]
+            for column in (self.first, self.lsn, self.ts, self.size, self.count, self.flags):
                 del column[:index]
             self.start = 0
         return resident
@@ -141,5 +155,5 @@ class HotIndex:
         """From columns of equal length, as a snapshot has them."""
         index = cls()
         index.first, index.lsn, index.ts, index.size = first, lsn, ts, size
-        index.live, index.count, index.flags = live, count, flags
+        index.live, index.count, index.flags = size if live == size else live, count, flags
         return index

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from shard_worker.core.dedupe import DedupeWindow
 from shard_worker.core.hot_index import IN_MEMORY, HotEntry, HotIndex
@@ -67,6 +67,11 @@ class Resident(NamedTuple):
     columns: bytes
 
 
+# Shared by all topics that have none, which are most: never changed in place, see `apply_hole` and `apply_sealed`.
+NO_HOLES: Final[list[Hole]] = []
+NO_RUNS: Final[list[Run]] = []
+
+
 class Topic:
     __slots__ = (
         "bytes",
@@ -90,6 +95,10 @@ class Topic:
         "lsn",
         "moved",
         "name",
+        "newest_count",
+        "newest_first",
+        "newest_lsn",
+        "newest_size",
         "pending_bytes",
         "pending_records",
         "queue",
@@ -112,46 +121,54 @@ class Topic:
     )
 
     def __init__(self, *, id: int, name: str, epoch: int, config: TopicConfig) -> None:
-        self.id = id
+        # In the order of use, as compiled code lays them out: among many topics one is in no cache, and each line of it
+        # is fetched. First what reads look at, then what writes look at besides, then what most requests never see.
         self.name = name
-        self.epoch = epoch
         self.config = config
-        self.limited = _limits(config)
-        self.lsn = 0  # the last frame applied to this topic; replay skips up to here
+        self.pending_records = 0  # handed out but not applied yet, like what is staged
+        self.gated = 0  # frames of this topic that wait for a sync; later ones must queue behind them
+        self.last_read_ts = 0
         self.head = 0
-        self.last_ts = 0
         self.floor = 1  # evict_floor: everything below was lost involuntarily (or deleted before that)
-        self.reason: str | None = None
         self.live_from = 1
         self.count = 0
-        self.bytes = 0
-        self.holes: list[Hole] = []
-        self.hot = HotIndex()
-        self.hot_bytes = 0  # JSON bytes in the hot part, dead ones included: when it is due for sealing
-        self.runs: list[Run] = []
+        self.holes: list[Hole] = NO_HOLES
         self.deleted: SeqSet | None = None
-        self.dedupe: DedupeWindow | None = None
-        self.terms: HotTerms | None = None
-        self.resident: dict[int, Resident] | None = None
-        self.resident_bytes = 0
-        self.last_read_ts = 0
-        self.last_file = 0  # newest log file that holds a record of this topic
+        # The newest entry of `hot` once more, for readers that keep up: six objects that they need not fetch. 0: it is
+        # not in the log, or there is none.
+        self.newest_first = 0
+        self.newest_count = 0
+        self.newest_size = 0
+        self.newest_lsn = 0
+        self.runs: list[Run] = NO_RUNS
+        self.hot = HotIndex()
+        self.id = id
+        self.limited = _limits(config)
         # Handed out but not applied yet: frames that wait for their group.
         self.staged_config: TopicConfig | None = None
         self.staged_head = 0
         self.staged_ts = 0
-        self.pending_records = 0
         self.pending_bytes = 0
-        self.gated = 0  # frames of this topic that wait for a sync; later ones must queue behind them
         # Seqs up to `reserved` may be handed out without a sync; see docs/decisions/0003-sync-policy.md.
         self.reserved = 0
         self.reserved_synced = 0
         self.reserve_step = 0  # seqs of the last raise, and when that was
-        self.raised_ts = 0
-        self.waiters: dict[object, None] | None = None
-        self.queue: LeaseQueue | None = None  # of topics that are queues
-        self.moved: dict[str, int] = {}  # records that came from another topic: identity there, seq here
+        self.bytes = 0
+        self.hot_bytes = 0  # JSON bytes in the hot part, dead ones included: when it is due for sealing
+        self.last_ts = 0
+        self.lsn = 0  # the last frame applied to this topic; replay skips up to here
+        self.last_file = 0  # newest log file that holds a record of this topic
+        self.resident: dict[int, Resident] | None = None
+        self.resident_bytes = 0
+        self.terms: HotTerms | None = None
         self.routers: dict[str, Router] | None = None  # those that copy from here, by name
+        self.queue: LeaseQueue | None = None  # of topics that are queues
+        self.waiters: dict[object, None] | None = None
+        self.raised_ts = 0
+        self.epoch = epoch
+        self.reason: str | None = None
+        self.dedupe: DedupeWindow | None = None
+        self.moved: dict[str, int] = {}  # records that came from another topic: identity there, seq here
         self.routed: dict[str, RouteMark] | None = None  # those that copied to here: how far they have come
         self.removals = 0  # counts up whenever records go, so that the queue knows when to look
 
@@ -251,6 +268,8 @@ class Topic:
         if not self.count:
             self.live_from = first
         self.hot.append(first, count, ts, lsn, size, flags)
+        self.newest_first = 0 if lsn == IN_MEMORY else first
+        self.newest_count, self.newest_size, self.newest_lsn = count, size, lsn
         self.head = first + count - 1
         if self.staged_head < self.head:
             self.staged_head = self.head
@@ -278,11 +297,17 @@ class Topic:
             # A source that keeps trimming must not make the list of holes ever longer.
             self.holes[-1] = last._replace(last=hole.last)
         else:
-            self.holes.append(Hole(first, hole.last, hole.reason))
+            self._add_hole(Hole(first, hole.last, hole.reason))
         self.head = hole.last
         self.staged_head = max(self.staged_head, self.head)
         if not self.count:
             self.live_from = self.head + 1
+
+    def _add_hole(self, hole: Hole) -> None:
+        if self.holes:
+            self.holes.append(hole)
+        else:
+            self.holes = [hole]
 
     def apply_floor(self, floor: int, reason: str, source: PieceSource) -> None:
         """Everything below `floor` is lost to cap or TTL. A floor that arrives late changes nothing."""
@@ -302,10 +327,10 @@ class Topic:
         """All records are gone, as an ephemeral topic's are after a restart. Its seqs go on."""
         for run in self.runs:
             source.run_dropped(run.segment)
-        self.runs = []
-        self.hot = HotIndex()
+        self.runs = NO_RUNS
+        self.replace_hot(HotIndex())
         self.hot_bytes = self.count = self.bytes = 0
-        self.holes, self.deleted, self.terms = [], None, None
+        self.holes, self.deleted, self.terms = NO_HOLES, None, None
         self.live_from = self.head + 1
         self.removals += 1
         if self.floor <= self.head:
@@ -377,7 +402,7 @@ class Topic:
                 size = ends[start + count - 1] - (ends[start - 1] if start else 0)
             except DataDamage:
                 size = count * self._average(hot.live[index], first - start, hot.last_of(index))
-        hot.live[index] -= size
+        hot.take_off(index, size)
         if first == self.live_from:
             self.live_from = last + 1  # the oldest go first, as a rule
         else:
@@ -397,7 +422,11 @@ class Topic:
             live = sum(hot.live[hot.start : end])
             self._forget_hot(end)
             if live:
-                self.runs.append(Run(segment, first, last, live, max_ts))
+                run = Run(segment, first, last, live, max_ts)
+                if self.runs:
+                    self.runs.append(run)
+                else:
+                    self.runs = [run]
                 source.run_added(segment)
 
     def expired_floor(self, now_ms: int, source: PieceSource) -> int:
@@ -522,7 +551,7 @@ class Topic:
             entry = hot.entry(index)
             piece = (self.hot_piece(at, source) for at in (index,))
             gone = self._bytes_below(seq, entry.first, entry.last, hot.live[index], piece)
-            hot.live[index] -= gone
+            hot.take_off(index, gone)
             self.bytes -= gone
         self.live_from = seq
         self._advance(source)
@@ -605,7 +634,7 @@ class Topic:
                 except DataDamage:
                     size = self._average(hot.live[index], entry.first, entry.last)
             self._mark_in(seq, size, None)
-            hot.live[index] -= self._at_most(size, hot.live[index], entry.first, entry.last)
+            hot.take_off(index, self._at_most(size, hot.live[index], entry.first, entry.last))
             return
         for run in self.runs:
             if run.first <= seq <= run.last:
@@ -658,11 +687,21 @@ class Topic:
             index += 1
         self._forget_hot(index)
 
+    def replace_hot(self, hot: HotIndex) -> None:
+        self.hot = hot
+        self.newest_first = 0
+        if len(hot) and hot.lsn[-1] != IN_MEMORY:
+            self.newest_first, self.newest_count = hot.first[-1], hot.count[-1]
+            self.newest_size, self.newest_lsn = hot.size[-1], hot.lsn[-1]
+
     def _forget_hot(self, index: int) -> None:
         if index == self.hot.start:
             return
         self.hot_bytes -= sum(self.hot.size[self.hot.start : index])
-        for entry in self.hot.drop_before(index, residents=bool(self.resident)):
+        entries = self.hot.drop_before(index, residents=bool(self.resident))
+        if not len(self.hot):
+            self.newest_first = 0
+        for entry in entries:
             if self.resident is not None and entry.first in self.resident:
                 batch = self.resident.pop(entry.first)
                 self.resident_bytes -= len(batch.json) + len(batch.columns)

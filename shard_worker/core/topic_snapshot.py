@@ -130,12 +130,16 @@ def topic_from_snapshot(stored: SnapTopic, catalog: Catalog) -> Topic:
     topic.live_from = stored.first
     topic.count = stored.count
     topic.bytes = stored.json_bytes
-    topic.holes = list(stored.holes)
+    if stored.holes:
+        topic.holes = list(stored.holes)
     topic.deleted = SeqSet(stored.deleted) if stored.deleted is not None else None
     hot = stored.hot
-    topic.hot = HotIndex.of(hot.first, hot.lsn, hot.ts, hot.size, hot.live, hot.count, hot.flags)
+    topic.replace_hot(HotIndex.of(hot.first, hot.lsn, hot.ts, hot.size, hot.live, hot.count, hot.flags))
     topic.hot_bytes = sum(hot.size)
-    topic.runs = [Run(run.segment, run.first, run.last, run.json_bytes, run.max_ts) for run in stored.sealed]
+    if stored.sealed:
+        topic.runs = [
+            Run(run.segment, run.first, run.last, run.json_bytes, run.max_ts) for run in stored.sealed
+        ]
     if config.type == "queue":
         topic.queue = _queue_from(stored.more.get("queue"))
     moved = stored.more.get("moved")

@@ -235,7 +235,7 @@ class _Repair:
             entry = hot.entry(index)
             for lost in lose(topic, entry.first, entry.last):
                 self._add_loss(topic, lost)
-        topic.hot = _only(hot, kept)
+        topic.replace_hot(_only(hot, kept))
         topic.hot_bytes = sum(topic.hot.size)
         topic.terms = None
 
@@ -283,7 +283,8 @@ class _Repair:
                 state.apply(0, 0, state.clock_ms, job.fact)
             for topic in topics:
                 assert not sum(topic.hot.live[topic.hot.start :]), f"{topic} has live records left in the log"
-                topic.hot, topic.hot_bytes, topic.last_file = HotIndex(), 0, 0
+                topic.replace_hot(HotIndex())
+                topic.hot_bytes = topic.last_file = 0
 
     def _seal_groups(self) -> Iterator[list[Topic]]:
         group: list[Topic] = []

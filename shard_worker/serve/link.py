@@ -105,12 +105,16 @@ class Link:
     ) -> None:
         if extents:
             shown = self._files.stitched(extents)
-            if self._announce({file for file, _, _ in shown}):
+            if self._knows_file(shown) or self._announce({file for file, _, _ in shown}):
                 self._messages.append(Answer(id, status, body, timings, shown, tail))
                 return
             body = body + self._files.read(extents) + (tail or b"")
         self._messages.append(Answer(id, status, body, timings))
         self._turn_bytes += len(body)
+
+    def _knows_file(self, shown: Extents) -> bool:
+        """Is it one extent of a file that the peer has? Nearly always."""
+        return len(shown) == 1 and shown[0][0] in self._announced
 
     def _announce(self, files: set[int]) -> bool:
         """Hand over the descriptors the peer has not got yet; False if this turn's frame takes no more."""

@@ -469,6 +469,54 @@ async def test_extents_are_sent_between_body_and_tail_and_released() -> None:
             await eventually(lambda: released == [True])
 
 
+@pytest.mark.parametrize("size", [10_000, 100_000, 5 << 20])
+async def test_answers_around_one_extent_keep_their_place_in_line(size: int) -> None:
+    """Pipelined between others, to a client that reads late: some are sent at once, the rest is held."""
+    content = os.urandom(size)
+    released: list[bool] = []
+    with tempfile.TemporaryFile() as file:
+        file.write(b"no" + content + b"no")
+        file.flush()
+
+        def answer(exchange: Exchange) -> None:
+            if exchange.path == "/v0/other":
+                exchange.respond(Response(200, b"other"))
+                return
+            extents = [Extent(file.fileno(), 2, size)]
+            exchange.respond(
+                Response(200, b"[", extents=extents, tail=b"]", release=lambda: released.append(True))
+            )
+
+        async with running_edge(EchoApi(on_request=answer)) as edge:
+            client = await connect(edge)
+            await client.send((get("/v0/file") + get("/v0/other") + get("/v0/file")) * 3)
+            await trio.sleep(0.1)
+            for _ in range(3):
+                for body in (b"[" + content + b"]", b"other", b"[" + content + b"]"):
+                    got = await client.answer()
+                    assert got.status == 200 and got.body == body
+            await eventually(lambda: len(released) == 6)
+
+
+async def test_a_client_that_leaves_during_an_extent_gives_its_file_back() -> None:
+    released: list[bool] = []
+    with tempfile.TemporaryFile() as file:
+        file.truncate(64 << 20)
+        extents = [Extent(file.fileno(), 0, 3 << 20)]
+        async with running_edge(
+            EchoApi(
+                on_request=lambda e: e.respond(
+                    Response(200, extents=extents, release=lambda: released.append(True))
+                )
+            )
+        ) as edge:
+            client = await connect(edge)
+            await client.send(get("/v0") * 4)
+            await trio.sleep(0.05)
+            await client.stream.aclose()
+            await eventually(lambda: len(released) > 0)
+
+
 async def test_a_file_shorter_than_its_extent_ends_the_connection_not_the_server() -> None:
     with tempfile.TemporaryFile() as file:
         file.write(b"short")

@@ -19,9 +19,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from shard_worker.core.batch import encode_batch
 from shard_worker.core.catalog import Catalog
+from shard_worker.core.hot_index import IN_MEMORY
 from shard_worker.core.piece import Piece
 from shard_worker.core.reading import read, view_of
-from shard_worker.core.topic import Run
+from shard_worker.core.topic import NO_HOLES, NO_RUNS, Run
 from shard_worker.core.topic_snapshot import topic_from_snapshot, topic_to_snapshot
 from shared.api_types import DiffRequest, TopicConfigIn, decode_write, resolve_config
 from shared.columns import Columns
@@ -350,6 +351,18 @@ class TopicMachine(RuleBasedStateMachine):
         assert sum(run.live for run in topic.runs) + sum(topic.hot.live[topic.hot.start :]) == topic.bytes
         assert sum(self.source.runs.values()) == len(topic.runs)
         assert all(isinstance(run, Run) and run.live > 0 for run in topic.runs)
+        assert not NO_RUNS and not NO_HOLES, "all topics share them"
+
+    @invariant()
+    def the_newest_entry_is_that_of_the_index(self) -> None:
+        if not hasattr(self, "model"):
+            return
+        topic, hot = self.topic, self.topic.hot
+        if not len(hot) or hot.lsn[-1] == IN_MEMORY:
+            assert topic.newest_first == 0
+        else:
+            found = (topic.newest_first, topic.newest_count, topic.newest_lsn, topic.newest_size)
+            assert found == (hot.first[-1], hot.count[-1], hot.lsn[-1], hot.size[-1])
 
 
 def json_records(text: bytes) -> list[str]:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
+from gateway.handlers import records
 from gateway.handlers.records import diff_from_query
 from gateway.handlers.topics import merge_pages
 from gateway.io.shard_link import FileTable, Reply
@@ -144,6 +145,27 @@ def test_extents_are_asked_for_only_where_they_can_be_sent() -> None:
     for allowed, headers in ((True, {}), (False, {}), (True, {"accept-encoding": "gzip"})):
         harness.call("POST", "/v0/topics/t/diff", b"{}", headers, extents_allowed=allowed)
     assert [request.options for request in harness.shards.asked] == [None, {"inline": True}, {"inline": True}]
+
+
+def test_a_query_that_is_repeated_asks_the_same_again() -> None:
+    harness = ApiHarness()
+    queries = ["from_seq=5&limit=2", "", "from_seq=5&limit=2", f"match={'x' * 200}", f"match={'x' * 200}"]
+    for query in queries:
+        harness.call("GET", f"/v0/topics/t/records?{query}")
+    asked = [json.loads(request.body) for request in harness.shards.asked]
+    long = {"match": "x" * 200}
+    assert asked == [{"from_seq": 5, "limit": 2}, {}, {"from_seq": 5, "limit": 2}, long, long]
+    for _ in range(2):
+        assert harness.call("GET", "/v0/topics/t/records?limit=x").status == 400
+    assert len(harness.shards.asked) == len(queries)
+
+
+def test_only_so_many_queries_are_remembered() -> None:
+    harness = ApiHarness()
+    for number in range(600):
+        harness.call("GET", f"/v0/topics/t/records?from_seq={number}")
+        assert len(records._bodies) <= 256
+    assert [json.loads(request.body)["from_seq"] for request in harness.shards.asked] == list(range(600))
 
 
 def test_extents_are_passed_on_with_their_release() -> None:

@@ -81,6 +81,83 @@ def test_a_file_that_ends_early_is_an_error_not_a_short_answer(
             out.pump(pair[0])
 
 
+def test_an_answer_around_a_part_of_a_file_leaves_at_once(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    ours, theirs = pair
+    with tempfile.TemporaryFile() as file:
+        file.write(b"0123456789")
+        file.flush()
+        out = Output()
+        assert out.send_extent(ours, b"head ", Extent(file.fileno(), 2, 3), b" tail")
+        assert out.send_extent(ours, b"head ", Extent(file.fileno(), 0, 1), b"")
+    assert out.unsent == 0 and drain(theirs) == b"head 234 tailhead 0"
+
+
+@pytest.mark.parametrize("size", [100, 1 << 20, 3 << 20, 5 << 20])
+@pytest.mark.parametrize("before", [0, 1000, 3 << 20])
+def test_what_a_full_socket_does_not_take_of_it_follows_in_order(
+    pair: tuple[socket.socket, socket.socket], size: int, before: int
+) -> None:
+    ours, theirs = pair
+    first, payload = os.urandom(before), os.urandom(size)
+    with tempfile.TemporaryFile() as file:
+        file.write(b"not this" + payload + b"nor this")
+        file.flush()
+        out = Output()
+        if first:
+            out.send(ours, first)
+        done = out.send_extent(ours, b"head", Extent(file.fileno(), 8, size), b"tail")
+        assert done == (out.unsent == 0)
+        got = b""
+        while out.unsent:
+            got += drain(theirs)
+            out.pump(ours)
+    assert got + drain(theirs) == first + b"head" + payload + b"tail"
+
+
+@pytest.mark.parametrize("free", [0, 2, 4, 5, 6])
+def test_a_socket_may_be_full_anywhere(free: int) -> None:
+    """In the head, between the head and the file, in the file, behind it."""
+
+    class Narrow:
+        """Takes so many bytes and then no more."""
+
+        def __init__(self, sock: socket.socket, left: int) -> None:
+            self._sock, self.left = sock, left
+
+        def send(self, data: bytes, flags: int = 0) -> int:
+            if not self.left:
+                raise BlockingIOError
+            taken = self._sock.send(bytes(data[: self.left]))
+            self.left -= taken
+            return taken
+
+        def fileno(self) -> int:
+            return self._sock.fileno()
+
+    ours, theirs = socket.socketpair()
+    with ours, theirs, tempfile.TemporaryFile() as file:
+        file.write(b"file")
+        file.flush()
+        theirs.setblocking(False)
+        out = Output()
+        narrow = Narrow(ours, free)
+        done = out.send_extent(narrow, b"head", Extent(file.fileno(), 0, 4), b"tail")  # type: ignore[arg-type]
+        assert not done
+        out.pump(ours)
+        assert drain(theirs) == b"headfiletail"
+
+
+def test_a_file_that_ends_early_breaks_off_that_answer_too(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    with tempfile.TemporaryFile() as file:
+        out = Output()
+        with pytest.raises(FileTooShort):
+            out.send_extent(pair[0], b"head", Extent(file.fileno(), 0, 5), b"tail")
+
+
 def test_dropping_releases_what_was_lent() -> None:
     events: list[str] = []
     out = Output()

@@ -102,3 +102,32 @@ def test_an_index_from_columns_equals_one_that_was_filled() -> None:
     assert [twin.entry(i) for i in range(2)] == [index.entry(i) for i in range(2)]
     assert list(twin.live) == [250, 0]
     assert twin.start == 0
+
+
+def test_live_bytes_are_the_sizes_until_something_goes() -> None:
+    index = filled([(1, 2), (3, 1)])
+    assert index.live is index.size
+    index.take_off(0, 50)
+    assert (list(index.size), list(index.live)) == ([200, 100], [150, 100])
+    index.append(4, 1, 40, 1004, 70, 0)
+    assert (list(index.size), list(index.live)) == ([200, 100, 70], [150, 100, 70])
+    assert list(index.in_log().live) == [150, 100, 70]
+
+
+@pytest.mark.parametrize("gone", [0, 10])
+def test_cutting_the_front_off_keeps_sizes_and_live_bytes_together(gone: int) -> None:
+    index = filled([(seq, 1) for seq in range(1, 601)])
+    if gone:
+        index.take_off(599, gone)
+    index.drop_before(500)
+    assert len(index) == 100 and index.start == 0
+    assert len(index.size) == len(index.live) == len(index.first) == 100
+    assert (index.size[99], index.live[99]) == (100, 100 - gone)
+
+
+def test_a_copy_shares_or_parts_like_its_original() -> None:
+    index = filled([(1, 1), (2, 1)])
+    twin = index.in_log()
+    assert twin.live is twin.size and twin.size is not index.size
+    index.take_off(1, 5)
+    assert list(twin.live) == [100, 100] and list(index.live) == [100, 95]
