@@ -22,6 +22,7 @@ from shard_worker.disk.wal import SyncJob, Wal
 from shard_worker.engine import Engine
 from shard_worker.pending import PendingControl
 from shared.control_frames import Hole, RecordsDeleted, Watermark
+from shared.errors import DataDamage
 from shared.wal_format import NO_EXTRA
 from tests.crash.test_crash_matrix import count_points, fates, run_until_cut, spread, survives
 from tests.model.test_engine_model import EngineMachine
@@ -212,7 +213,8 @@ def test_a_forgotten_idempotency_key_is_noticed(shard: CheckedShard, monkeypatch
 
 def test_the_state_machine_finds_a_sync_that_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SyncJob, "run", lambda self: None)
-    with pytest.raises(Violation):
+    # The oracle may be the second to see it: where a whole log file is gone, a read is refused by the shard itself.
+    with pytest.raises((Violation, DataDamage)):
         run_state_machine_as_test(EngineMachine, settings=_QUICK)
 
 
