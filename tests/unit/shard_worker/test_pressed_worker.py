@@ -150,7 +150,8 @@ async def test_a_peer_that_does_not_read_is_a_sign_of_pressure() -> None:
         await stuck.ask(Op.READ, "t", b"{}", count=20)
         pressure = driver.shard.pressure
         await eventually(lambda: pressure.level >= COALESCE)
-        told = await metrics(other)
-        assert 4 * MiB <= told["ipc_backlog_bytes"] <= 10 * MiB
+        while (told := await metrics(other))["ipc_backlog_bytes"] < 4 * MiB:
+            pass  # on a busy machine the loop's own lag is a sign, too, and may be the first
+        assert told["ipc_backlog_bytes"] <= 10 * MiB
         assert len(await stuck.answers(20)) == 20, "late, and all of them"
         await eventually(lambda: pressure.level == 0)
