@@ -185,9 +185,10 @@ class Topic:
 
     @property
     def evicts_for_residents(self) -> bool:
-        """Are its oldest records stored, and others in memory only? Then replay would not evict what we do."""
+        """Are its oldest records stored, and others in memory only, or will be? Replay would not evict what we do."""
         hot = self.hot
-        return bool(self.resident) and (bool(self.runs) or (len(hot) > 0 and hot.lsn[hot.start] != IN_MEMORY))
+        in_memory = bool(self.resident) or self.config.durability == "ephemeral"
+        return in_memory and (bool(self.runs) or (len(hot) > 0 and hot.lsn[hot.start] != IN_MEMORY))
 
     @property
     def earliest(self) -> int:

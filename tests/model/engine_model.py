@@ -79,6 +79,7 @@ class TopicModel:
     reason: str | None = None
     holes: list[tuple[int, int]] = field(default_factory=list)
     deleted: set[int] = field(default_factory=set)  # on purpose, ever
+    capped: set[int] = field(default_factory=set)  # records that caps took, ever
     dedupe: dict[str, tuple[int, int, int]] = field(default_factory=dict)
 
     def copy(self) -> TopicModel:
@@ -88,6 +89,7 @@ class TopicModel:
             live=dict(self.live),
             holes=list(self.holes),
             deleted=set(self.deleted),
+            capped=set(self.capped),
             dedupe=dict(self.dedupe),
         )
 
@@ -132,6 +134,8 @@ class TopicModel:
             return
         self.reason = reason if self.reason in (None, reason) else "mixed"
         self.floor = floor
+        if reason == "cap":
+            self.capped.update(seq for seq in self.live if seq < floor)
         self.live = {seq: rec for seq, rec in self.live.items() if seq >= floor}
         self.holes = [hole for hole in self.holes if hole[1] >= floor]
 

@@ -349,7 +349,7 @@ class EngineMachine(RuleBasedStateMachine):
         if again is not None:
             shard.disk.crash_after(again, half=half, seed=seed)
             try:
-                shard.driver.reopen()
+                shard.reopen()
             except PowerCut:
                 event("crashed during recovery")
             again_power = seed % 2 == 0

@@ -331,3 +331,49 @@ def test_m23_a_floor_that_a_power_cut_took_is_not_kept_under_another_reason(shar
     assert shard.live.by_name("t").floor == 1  # type: ignore[union-attr]
     shard.driver.clock.advance(1001)
     shard.check_everything()
+
+
+def test_m24_a_floor_that_was_written_together_with_something_else_is_kept_by_the_yardstick(
+    shard: CheckedShard,
+) -> None:
+    shard.append("t", PLAIN * 3, config={"durability": "fsync", "ttl_ms": 1000, "cap_records": 3})
+    shard.disk.fail_on("sync", 1, errno.EIO, "/snapshots/")
+    shard.faulty = True
+    shard.driver.clock.advance(1001)
+    shard.read("t")  # stages the floor …
+    shard.append("t", PLAIN)  # … which leaves with this
+    shard.put("t", {"ttl_ms": 0})
+    shard.check_rebuild()
+
+
+def test_m25_what_a_cap_took_for_records_in_memory_has_not_expired(shard: CheckedShard) -> None:
+    shard.append("t", PLAIN * 3, config={"durability": "disk", "cap_records": 3})
+    shard.put("t", {"durability": "ephemeral"})
+    shard.append("t", PLAIN * 3)
+    shard.put("t", {"durability": "disk", "ttl_ms": 1000})
+    shard.driver.clock.advance(1001)
+    shard.check_rebuild()
+
+
+def test_m26_a_floor_that_could_not_be_written_makes_no_room(shard: CheckedShard) -> None:
+    config = {"durability": "fsync", "ttl_ms": 1000, "cap_records": 3, "discard": "reject"}
+    shard.append("t", PLAIN * 3, config=config)
+    shard.driver.clock.advance(1001)
+    shard.disk.fail_on("write", 1, errno.EIO, "/wal/")
+    shard.faulty = True
+    refused = shard.append("t", PLAIN)
+    assert refused is not None and refused.answer is not None and refused.answer.error == "topic_full"
+    shard.append("t", PLAIN)
+    shard.check_rebuild()
+
+
+def test_m27_what_the_first_records_in_memory_evicted_is_not_counted_after_a_restart(
+    shard: CheckedShard,
+) -> None:
+    shard.append("t", PLAIN * 3, config={"durability": "fsync", "cap_records": 3})
+    shard.put("t", {"durability": "ephemeral"})
+    shard.append("t", PLAIN * 2)
+    shard.seal()  # of the stored ones the last is left
+    shard.put("t", {"durability": "memory"})
+    shard.kill()
+    shard.check_everything()

@@ -256,9 +256,15 @@ class CheckedShard:
             assert isinstance(entry.op, Expire) and topic is not None
             if topic.floor >= entry.op.floor:
                 entry.optional = False
-            elif entry.before is not None:
+            elif entry.before is not None and self.faulty:
                 self.live.topics[number] = entry.before
                 del self.log[place]
+
+    def _settle_floors_of(self, name: str) -> None:
+        """Before something else is done to the topic: later nobody can say whether that has moved the floor."""
+        number = self.live.names.get(name)
+        if self.faulty and any(entry.optional and entry.op.incarnation == number for entry in self.log):
+            self.commit()
 
     def _into_base(self, entry: Entry) -> None:
         # A floor that may be missing is met again by the next read.
@@ -325,6 +331,7 @@ class CheckedShard:
         return configs[-1]
 
     def put(self, name: str, changes: dict[str, Any], wait: str = "answered") -> None:
+        self._settle_floors_of(name)
         number = self.planned.get(name)
         if number is not None and self._planned_config(number) | changes != self._planned_config(number):
             self._expire(name)
@@ -351,6 +358,7 @@ class CheckedShard:
         self._wait(call, wait)
 
     def delete_topic(self, name: str, *, if_empty: bool = False, wait: str = "answered") -> None:
+        self._settle_floors_of(name)
         number = self.planned.get(name)
         call = self._submit(Op.DELETE_TOPIC, name, None, {"if_empty": if_empty})
         if call is None or self._refused(call):
@@ -380,6 +388,7 @@ class CheckedShard:
         wait: str = "answered",
     ) -> Call | None:
         """`records`: dicts with `data` and `meta` as JSON texts, `tag`, `key`, `node` as strings."""
+        self._settle_floors_of(name)
         number = self.planned.get(name)
         if number is not None and self._planned_config(number)["discard"] == "reject":
             self._expire(name, sure=False)
@@ -388,6 +397,8 @@ class CheckedShard:
         call = self._submit(Op.APPEND, name, _write_body(records, node, idem, create, config))
         if call is None or self._refused(call):
             return None
+        if number is not None:
+            self._settle_floors(number)  # one that was refused has made no room
         if number is None and self._not_created(call, create, config):
             return call
         if number is not None and idem is not None and self._is_repeat(number, idem, now_ms, call, wait):
@@ -502,6 +513,7 @@ class CheckedShard:
         body: dict[str, Any] = {} if before is None else {"before_seq": before}
         if match is not None:
             body["match"] = [match[0], match[1], match[2] + "*" if match[1] == "Glob" else match[2]]
+        self._settle_floors_of(name)
         self._commit_if_a_reader_would(name)
         call = self._submit(Op.DELETE_RECORDS, name, body)
         if call is None or self._refused(call):
@@ -769,11 +781,15 @@ class CheckedShard:
 
     def recover(self, *, power_lost: bool, clean: bool = False) -> None:
         self.disk.clear_faults()
+        self.reopen()
+        self.judge(power_lost=power_lost, clean=clean)
+
+    def reopen(self) -> None:
+        """Start it again, and say nothing about what it holds."""
         try:
             self.driver.reopen()
         except DataDamage as err:
             raise Violation(f"after a crash the shard refuses to start: {err}") from err
-        self.judge(power_lost=power_lost, clean=clean)
 
     def judge(self, *, power_lost: bool, clean: bool = False) -> None:
         """Is what the shard holds now a prefix of what it was told, with all that was synced?"""
@@ -826,6 +842,12 @@ class CheckedShard:
         now_ms = self.driver.engine.now_ms()
         for name, number in model.names.items():
             topic, seen = model.topics[number], found[name]
+            before = self.live.topics.get(number)
+            if self.plans[number].mixed and before is not None:
+                # Records in memory counted for the caps, so more was evicted than the operations give without them;
+                # and what a cap had taken cannot expire.
+                taken = {seq for seq in before.capped if seq < seen.floor}
+                topic.live = {seq: rec for seq, rec in topic.live.items() if seq not in taken}
             topic.evict(topic.expired_floor(now_ms), "ttl")
             if self.plans[number].mixed:
                 why = self._settle_mixed(number, stored.topics[number], topic, seen, exactly=exactly)
