@@ -48,6 +48,11 @@ def children_of(pid: int) -> list[int]:
     return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
+def words_of(pid: int) -> list[bytes]:
+    """Of its command line, as `ps` shows it."""
+    return Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+
+
 def hear_all(forerunners: Forerunners) -> None:
     while forerunners.link is not None:
         forerunners.hear()
@@ -84,9 +89,12 @@ def test_a_forerunner_is_our_child_in_a_session_of_its_own_and_looks_as_if_start
         try:
             assert pid in children_of(os.getpid())
             assert os.getsid(pid) == pid
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
-            assert words[:-1] == [os.fsencode(w) for w in (sys.executable, "-P", "-m", WAITS, "--status-fd")]
-            own = {f"/proc/{pid}/fd/{number}" for number in (0, 1, 2, int(words[-1]))}
+            # We hear of it when it is forked, and what it shows is its own first deed.
+            wait_until(lambda: os.fsencode(WAITS) in words_of(pid))
+            shown = [os.fsencode(w) for w in (sys.executable, "-P", "-m", WAITS, "--status-fd")]
+            *words, status_fd = words_of(pid)
+            assert words == shown
+            own = {f"/proc/{pid}/fd/{number}" for number in (0, 1, 2, int(status_fd))}
             # It makes a number of its own for the control socket, and may have come to that already.
             wait_until(lambda: os.path.exists(f"/proc/{pid}/fd"))
             sockets = [p for p in Path(f"/proc/{pid}/fd").iterdir() if str(p) not in own]
