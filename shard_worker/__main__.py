@@ -7,11 +7,6 @@ import sys
 from shared.io.compiled import use_compiled
 from shared.io.late_modules import lighten_trio
 
-# For how long another thread may keep the interpreter from the one that serves turns, which lets go of it with every
-# system call. With Python's 5 ms a sealing pass held up each turn several times: 58 ms for the slowest hundredth of
-# requests under load, and 5 ms with this.
-SWITCH_S = 0.0002
-
 
 def main() -> int:
     # After OpenSSL has been put off, which trio would bring at once, and compiled modules can be found.
@@ -22,7 +17,6 @@ def main() -> int:
     channel, boot = ChildChannel.open(sys.argv)
     settings = boot.settings
     set_up_logging(level=settings.log_level, style=settings.log_format, process=f"shard-{boot.shard}")
-    sys.setswitchinterval(SWITCH_S)
     return run_worker(channel, boot)
 
 
