@@ -541,7 +541,7 @@ class CheckedShard:
         """A look at the topic lets go of what has expired, and writes that down (not `sure`: or does not)."""
         if not self._expiring(name):
             return
-        if self._pending(self.live.names[name]):
+        if self._queues_up(name):
             # The floor would queue up behind what waits for its sync: an order that the model does not follow.
             self.sync()
         if self._expiring(name):
@@ -552,8 +552,12 @@ class CheckedShard:
             entry.op.apply(self.live)
             self.log.append(entry)
 
+    def _queues_up(self, name: str) -> bool:
+        """Does anything of this topic wait for a sync? Also floors that the engine writes down on its own."""
+        return bool(self._pending(self.live.names[name]) or self.driver.engine.state.catalog.visible[name].gated)
+
     def _expire_all(self) -> None:
-        if any(self._expiring(name) and self._pending(self.live.names[name]) for name in self.topic_names()):
+        if any(self._expiring(name) and self._queues_up(name) for name in self.topic_names()):
             self.sync()  # for all of them, as in `_expire`: nobody's floor is looked for before it is written
         for name in self.topic_names():
             self._expire(name)
