@@ -554,7 +554,9 @@ class CheckedShard:
 
     def _queues_up(self, name: str) -> bool:
         """Does anything of this topic wait for a sync? Also floors that the engine writes down on its own."""
-        return bool(self._pending(self.live.names[name]) or self.driver.engine.state.catalog.visible[name].gated)
+        return bool(
+            self._pending(self.live.names[name]) or self.driver.engine.state.catalog.visible[name].gated
+        )
 
     def _expire_all(self) -> None:
         if any(self._expiring(name) and self._queues_up(name) for name in self.topic_names()):
