@@ -274,6 +274,7 @@ class Committer:
     def _apply(self, pending: Pending) -> None:
         topic = pending.topic
         floor = topic.floor if topic is not None and topic.evicts_for_residents else None
+        residents = topic is not None and bool(topic.resident)
         try:
             pending.apply(self._state)
         except TopicsError as err:
@@ -282,7 +283,8 @@ class Committer:
         self._settled(pending)
         if topic is not None:
             self.changed.add(topic)
-            if floor is not None and topic.floor > floor:
+            # Without any a replay evicts the same by itself.
+            if floor is not None and topic.floor > floor and (residents or topic.resident):
                 fact = Watermark(floor=topic.floor, reason=topic.reason)
                 self.stage_control(PendingControl(fact, topic, topic.last_ts))
 

@@ -377,3 +377,22 @@ def test_m27_what_the_first_records_in_memory_evicted_is_not_counted_after_a_res
     shard.put("t", {"durability": "memory"})
     shard.kill()
     shard.check_everything()
+
+
+@pytest.mark.parametrize("residents", [0, 1])
+def test_m28_a_floor_that_a_cap_moves_on_its_way_to_the_disk_holds_up_no_other(
+    shard: CheckedShard, residents: int
+) -> None:
+    shard.append("t", PLAIN * 2, config={"durability": "memory"})
+    shard.append("t", LONG)
+    shard.put("t", {"durability": "ephemeral"})
+    if residents:
+        shard.append("t", PLAIN)
+    shard.driver.clock.advance(6000)
+    shard.put("t", {"cap_bytes": 300, "ttl_ms": 5000}, "staged")
+    shard.put("t", {"cap_bytes": 250}, "staged")
+    shard.put("t", {"cap_bytes": 0})
+    gated = shard.driver.engine.state.catalog.visible["t"].gated
+    assert bool(gated) == bool(residents)
+    shard.check_everything()
+    shard.check_rebuild()

@@ -92,6 +92,7 @@ class Observed(msgspec.Struct, frozen=True):
     # evict floor's, unless that is 1 still and there is a hole at the very beginning.
     floor: int
     reason: str | None
+    by_floor: bool  # which of the two; what is told is the same, but not what the next loss makes of it
 
 
 @dataclass(slots=True, eq=False)
@@ -541,7 +542,7 @@ class CheckedShard:
         """A look at the topic lets go of what has expired, and writes that down (not `sure`: or does not)."""
         if not self._expiring(name):
             return
-        if self._pending(self.live.names[name]):
+        if self._queues_up(name):
             # The floor would queue up behind what waits for its sync: an order that the model does not follow.
             self.sync()
         if self._expiring(name):
@@ -552,8 +553,14 @@ class CheckedShard:
             entry.op.apply(self.live)
             self.log.append(entry)
 
+    def _queues_up(self, name: str) -> bool:
+        """Does anything of this topic wait for a sync? Also floors that the engine writes down on its own."""
+        return bool(
+            self._pending(self.live.names[name]) or self.driver.engine.state.catalog.visible[name].gated
+        )
+
     def _expire_all(self) -> None:
-        if any(self._expiring(name) and self._pending(self.live.names[name]) for name in self.topic_names()):
+        if any(self._expiring(name) and self._queues_up(name) for name in self.topic_names()):
             self.sync()  # for all of them, as in `_expire`: nobody's floor is looked for before it is written
         for name in self.topic_names():
             self._expire(name)
@@ -799,18 +806,16 @@ class CheckedShard:
         logged = self.log
         synced = max((at + 1 for at, entry in enumerate(logged) if entry.synced), default=0)
         reasons: list[str] = []
-        # A prefix that explains all of it is the right one; one that explains it but for a reason may be.
-        for exactly in (True, False):
-            for length in range(len(logged), synced - 1, -1):
-                for skip_optional in (False, True):
-                    chosen = [e for e in logged[:length] if not (skip_optional and e.optional)]
-                    if skip_optional and len(chosen) == length:
-                        continue
-                    fits, why = self._fit(chosen, found, power_lost=power_lost, clean=clean, exactly=exactly)
-                    if fits is not None:
-                        self._adopt(*fits)
-                        return
-                    reasons.append(f"{length} of {len(logged)}: {why}")
+        for length in range(len(logged), synced - 1, -1):
+            for skip_optional in (False, True):
+                chosen = [e for e in logged[:length] if not (skip_optional and e.optional)]
+                if skip_optional and len(chosen) == length:
+                    continue
+                fits, why = self._fit(chosen, found, power_lost=power_lost, clean=clean)
+                if fits is not None:
+                    self._adopt(*fits)
+                    return
+                reasons.append(f"{length} of {len(logged)}: {why}")
         raise Violation(
             f"no prefix of at least {synced} synced operations explains the state after "
             f"{'a power cut' if power_lost else 'a kill'}:\n  " + "\n  ".join(reasons) + f"\n  found {found}"
@@ -818,13 +823,7 @@ class CheckedShard:
         )
 
     def _fit(
-        self,
-        entries: list[Entry],
-        found: dict[str, Observed],
-        *,
-        power_lost: bool,
-        clean: bool,
-        exactly: bool,
+        self, entries: list[Entry], found: dict[str, Observed], *, power_lost: bool, clean: bool
     ) -> tuple[tuple[ShardModel, ShardModel], str]:
         """The model after exactly these operations, if it is what was found; else why not."""
         model = self.base.copy()
@@ -850,7 +849,7 @@ class CheckedShard:
                 topic.live = {seq: rec for seq, rec in topic.live.items() if seq not in taken}
             topic.evict(topic.expired_floor(now_ms), "ttl")
             if self.plans[number].mixed:
-                why = self._settle_mixed(number, stored.topics[number], topic, seen, exactly=exactly)
+                why = self._settle_mixed(number, stored.topics[number], topic, seen)
                 if why:
                     return nothing, f"{name}: {why}"
             why = _difference(topic, seen)
@@ -878,9 +877,7 @@ class CheckedShard:
             topic.reason = seen.reason if topic.floor > 1 else None
         return None
 
-    def _settle_mixed(
-        self, number: int, stored: TopicModel, topic: TopicModel, seen: Observed, *, exactly: bool
-    ) -> str | None:
+    def _settle_mixed(self, number: int, stored: TopicModel, topic: TopicModel, seen: Observed) -> str | None:
         """A topic that was ephemeral for a while. All its records in memory are lost, and readers are told so; whether
         deleted ones among them are told as well depends on how far back the log goes.
 
@@ -900,11 +897,12 @@ class CheckedShard:
         may = must | plan.in_memory | topic.lost_behind(0) | evicted
         if not must <= set(seen.lost) <= may:
             return f"lost {sorted(must)} to {sorted(may)}, found {seen.lost}"
-        if topic.floor > 1 and seen.reason != topic.reason and (exactly or seen.reason != "mixed"):
+        if topic.floor > 1 and not seen.by_floor:
+            return f"floor {topic.floor}, found a hole in its place"
+        if topic.floor > 1 and seen.reason not in (topic.reason, "mixed"):
             return f"reason {topic.reason}, found {seen.reason}"
         for each in (stored, topic):
-            # Of a hole at the very beginning the reason is always `mixed`: any other is a floor's.
-            if seen.floor > topic.floor and (each.floor > 1 or seen.reason != "mixed"):
+            if seen.floor > topic.floor and seen.by_floor:
                 each.floor = seen.floor
             each.holes = [(seq, seq) for seq in seen.lost if seq >= each.floor]
             each.reason = seen.reason if each.floor > 1 else None
@@ -992,6 +990,7 @@ def observe(driver: ShardDriver) -> dict[str, Observed]:
             sorted(lost),
             floor,
             reason,
+            driver.engine.floor_now(driver.engine.state.catalog.visible[name], driver.engine.now_ms()) > 1,
         )
     return found
 
