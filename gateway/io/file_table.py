@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 
 from gateway.exchange import Extent
+from shared.io.late_close import close_aside
 from shared.wire import LinkError
 
 
@@ -35,7 +36,7 @@ class _OpenFile:
 
     def close_if_unused(self) -> None:
         if self.retired and self.users == 0 and self.fd >= 0:
-            os.close(self.fd)
+            close_aside(self.fd)
             self.fd = -1
 
 

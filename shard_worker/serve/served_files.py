@@ -7,6 +7,7 @@ import os
 from shard_worker.disk.wal import Wal
 from shard_worker.request import Extents
 from shard_worker.serve.stitched_reads import StitchedReads
+from shared.io.late_close import close_aside
 
 
 class ServedFiles:
@@ -34,7 +35,7 @@ class ServedFiles:
     def retire(self, file: int) -> None:
         fd = self._fds.pop(file, None)
         if fd is not None:
-            os.close(fd)
+            close_aside(fd)
 
     def take_retired(self) -> list[int]:
         """Files that have gone on their own: links must be told, at the end of the turn."""

@@ -37,6 +37,7 @@ from shard_worker.shard import Shard
 from shared.cbor_body import dump_map
 from shared.errors import DataDamage, Internal, ShuttingDown, TopicsError
 from shared.io.idle_turns import serve_epoll
+from shared.io.late_close import call_aside
 from shared.limits import (
     COMMIT_WINDOW_MAX_BYTES,
     FORWARD_SLICE_S,
@@ -518,7 +519,8 @@ class TurnLoop:
             for link in self._links.values():
                 link.retire(number)
             self._files.retire(number)
-            file.close()
+        if retired:
+            call_aside([file.close for file in retired])
         retired.clear()
 
     # --- the end ----------------------------------------------------------------------------------------
