@@ -207,6 +207,9 @@ SWEEP_TOPICS_PER_TICK: Final = 1000
 LINK_UNSENT_MAX_BYTES: Final = 64 * MiB
 """Bytes of answers that may wait for a link's socket; beyond it no more requests are read from that link."""
 
+LINK_SEND_AT_BYTES: Final = 64 * KiB
+"""Bodies of requests that leave for a worker before the gateway's turn is over: it can begin with them meanwhile."""
+
 WORKER_MAX_LINKS: Final = 1024
 """Links that one worker serves; more are closed at once."""
 

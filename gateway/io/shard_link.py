@@ -1,7 +1,8 @@
 """One link to one worker's socket.
 
-Requests of a turn leave in one frame at `flush`; answers are handed to their callbacks from the turn in which
-they arrive, with no task in between. A trio task (`run`) only connects, reconnects and watches for silence.
+Requests of a turn leave in one frame at `flush`, large ones earlier; answers are handed to their callbacks from the
+turn in which they arrive, with no task in between. A trio task (`run`) only connects, reconnects and watches for
+silence.
 
 Every request gets exactly one reply: its answer; `Throttled` if the link's bounds are full (a write that would
 rather wait does so first, see patient_writes.py);
@@ -29,7 +30,7 @@ from gateway.io.link_options import LinkOptions
 from gateway.io.patient_writes import PatientWrites
 from gateway.io.poller import READABLE, WRITABLE, Poller
 from shared.errors import ShardUnavailable, Throttled, TopicsError
-from shared.limits import KiB
+from shared.limits import LINK_SEND_AT_BYTES, KiB
 from shared.session import ClientSession, LinkState
 from shared.wire import (
     MAX_FDS_PER_FRAME,
@@ -143,7 +144,10 @@ class ShardLink:
         return self._session.queued
 
     def request(self, op: int, topic: str, body: bytes, options: Options | None, on_reply: OnReply) -> int:
-        """Send at the next flush. Returns an id for `cancel`; 0 if there is nothing to cancel."""
+        """Send at the next flush, or now if much has gathered.
+
+        Returns an id for `cancel`; 0 if there is nothing to cancel.
+        """
         session = self._session
         if session.state is not _OPEN:
             on_reply(ShardUnavailable(shard=self.shard, reason=self.reason), None)
@@ -155,7 +159,10 @@ class ShardLink:
             ):
                 self._throttle(on_reply)
             return 0
-        return session.submit(op, topic, body, options, on_reply)
+        id_ = session.submit(op, topic, body, options, on_reply)
+        if session.unsent_bytes >= LINK_SEND_AT_BYTES:
+            self.flush()
+        return id_
 
     def _has_room(self, size: int) -> bool:
         session = self._session

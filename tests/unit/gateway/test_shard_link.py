@@ -18,7 +18,7 @@ from gateway.io.link_options import LinkOptions
 from gateway.io.shard_link import LeasedFiles, Reply
 from gateway.io.shard_pool import ShardPool
 from shared.errors import ShardUnavailable, Throttled
-from shared.limits import LINK_MAX_FRAME_BYTES
+from shared.limits import LINK_MAX_FRAME_BYTES, LINK_SEND_AT_BYTES
 from shared.wire import (
     Answer,
     Draining,
@@ -84,6 +84,42 @@ async def test_requests_of_one_turn_leave_in_one_frame_and_are_answered(socket_d
             assert [request.topic for request in shard.requests] == ["a", "b", "c"]
             reply = replies.got["b"]
             assert isinstance(reply, Answer) and reply.body == b'{"topic":"b"'
+        nursery.cancel_scope.cancel()
+
+
+async def test_large_requests_leave_before_the_turn_is_over(socket_dir: str) -> None:
+    shard = FakeShard(socket_dir, answer=silent)  # an answer would have the rest sent, too
+    replies = Replies()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(shard.run)
+        async with running_pool(socket_dir) as pool:
+            await up(pool)
+            half = b"x" * (LINK_SEND_AT_BYTES // 2)
+            for name in "abc":
+                pool.request(Op.APPEND, name, half, None, replies.take(name))
+            await eventually(lambda: len(shard.requests) == 2)
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            assert [request.topic for request in shard.requests] == ["a", "b"]
+            pool.flush()
+            await eventually(lambda: len(shard.requests) == 3)
+            assert [request.topic for request in shard.requests] == ["a", "b", "c"]
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_link_that_breaks_while_it_sends_early_replies_once(socket_dir: str) -> None:
+    shard = FakeShard(socket_dir, answer=silent)
+    replies = Replies()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(shard.run)
+        async with running_pool(socket_dir) as pool:
+            await up(pool)
+            await shard.die()  # what nobody has noticed yet
+            large = b"x" * LINK_SEND_AT_BYTES
+            ids = [pool.request(Op.APPEND, name, large, None, replies.take(name)) for name in "ab"]
+            assert {replies.status(name) for name in "ab"} == {503}
+            for id_ in ids:
+                pool.links[0].cancel(id_)
+            pool.flush()
         nursery.cancel_scope.cancel()
 
 
