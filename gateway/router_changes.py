@@ -151,10 +151,10 @@ class PutRouter:
         self._shards.flush()
 
     def _find_dest(self, _: Answer) -> None:
-        options: dict[str, object] = {"create": self._wanted.create_dest}
-        nocreate = self._call.api.caps.nocreate(self._shards.totals()[0])
-        if nocreate is not None:
-            options["nocreate"] = nocreate
+        options = {
+            "create": self._wanted.create_dest,
+            **(self._call.api.caps.nocreate(self._shards.totals()[0]) or {}),
+        }
         self._ask(Op.ROUTER_DEST, self._wanted.dest, options, self._define)
 
     def _define(self, answer: Answer) -> None:

@@ -1,16 +1,19 @@
--- wrk -s perf/wrk_topics.lua URL -- BODY_FILE TOPICS
--- POSTs of one body to topics URL0, URL1, … chosen at random; a summary as one line of JSON behind wrk's own report.
+-- wrk -s perf/wrk_topics.lua URL -- TOPICS BEHIND [BODY_FILE]
+-- POSTs of one body, or GETs, of URL1BEHIND, URL2BEHIND, … chosen at random; a summary as one line of JSON behind
+-- wrk's own report.
 
 local requests = {}
 
 function init(args)
-  local file = assert(io.open(args[1], "rb"))
-  wrk.method = "POST"
-  wrk.body = file:read("*a")
-  file:close()
-  wrk.headers["Content-Type"] = "application/json"
-  for number = 1, tonumber(args[2]) do
-    requests[number] = wrk.format(nil, wrk.path .. number)
+  if args[3] then
+    local file = assert(io.open(args[3], "rb"))
+    wrk.method = "POST"
+    wrk.body = file:read("*a")
+    file:close()
+    wrk.headers["Content-Type"] = "application/json"
+  end
+  for number = 1, tonumber(args[1]) do
+    requests[number] = wrk.format(nil, wrk.path .. number .. args[2])
   end
   math.randomseed(1)
 end

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from shared.api_keys import ApiKey
 from shared.errors import Throttled
+from shared.wire import Options
 
 
 class InflightPerKey:
@@ -38,12 +39,12 @@ class TotalCaps:
     def __init__(self, *, max_topics: int, max_total_bytes: int) -> None:
         self._max_topics = max_topics
         self._max_total_bytes = max_total_bytes
+        # One object: the wire encodes options that several requests in a row share only once.
+        self._nocreate: Options = {"nocreate": ["max_topics", max_topics]}
 
-    def nocreate(self, topics: int) -> list[object] | None:
-        """What a worker must answer if the request would create a topic; existing ones are never refused."""
-        if self._max_topics and topics >= self._max_topics:
-            return ["max_topics", self._max_topics]
-        return None
+    def nocreate(self, topics: int) -> Options | None:
+        """Tells a worker what to answer if the request would create a topic; existing ones are never refused."""
+        return self._nocreate if self._max_topics and topics >= self._max_topics else None
 
     def check_bytes(self, total_bytes: int) -> None:
         if self._max_total_bytes and total_bytes >= self._max_total_bytes:

@@ -53,7 +53,7 @@ MAX_ACCEPTS_PER_TURN: Final = 128
 MAX_FULL_LANE_CONNECTIONS: Final = 2000
 """Connections on the full lane, each of which costs several tasks; beyond it 503."""
 
-HEAD_MEMO_ENTRIES: Final = 2048
+HEAD_MEMO_ENTRIES: Final = 1024
 """Heads, and header sections, remembered per generation (there are two)."""
 
 HEAD_MEMO_MAX_BYTES: Final = 2 * KiB

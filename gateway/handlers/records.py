@@ -43,8 +43,7 @@ def write_options(api: Api, key: ApiKey | None, body: bytes) -> Options | None:
     api.caps.check_bytes(total_bytes)
     if key is not None and key.prefixes:
         _check_config_names(key, body)
-    nocreate = api.caps.nocreate(topics)
-    return None if nocreate is None else {"nocreate": nocreate}
+    return api.caps.nocreate(topics)
 
 
 def _check_config_names(key: ApiKey, body: bytes) -> None:

@@ -30,8 +30,7 @@ def put_topic(call: Call) -> None:
         dead_letter = decode_config(body).dead_letter
         if isinstance(dead_letter, str):
             check_name(call.key, dead_letter)
-    nocreate = call.api.caps.nocreate(call.api.shards.totals()[0])
-    call.ask(Op.PUT_TOPIC, body, None if nocreate is None else {"nocreate": nocreate})
+    call.ask(Op.PUT_TOPIC, body, call.api.caps.nocreate(call.api.shards.totals()[0]))
 
 
 def get_topic(call: Call) -> None:

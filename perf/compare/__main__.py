@@ -22,7 +22,7 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
-from perf.compare import growth, latency, recovery
+from perf.compare import growth, latency, recovery, served_growth
 from perf.compare.contest import OURS, Contest, Outcome, hold
 from perf.compare.generators import NATS_STREAM, NATS_SUBJECT, PAYLOAD, RedisBenchmark, nats_publishes, wrk
 from perf.compare.picture import save_picture
@@ -243,9 +243,10 @@ def main() -> None:
         outcomes = [hold(contest, rounds, _tell) for contest in arena.contests(seconds, calls)]
     outcomes += _recoveries(options.dir, sizes)
     _tell("  cost growth")
-    grown, aims = growth.run(
-        options.dir, 3 if options.short else 7, (1000, 10_000 if options.short else 100_000)
-    )
+    topics = (1000, 10_000 if options.short else 100_000)
+    grown, aims = growth.run(options.dir, 3 if options.short else 7, topics)
+    served, served_aims = served_growth.run(options.dir, 3 if options.short else 5, seconds, topics)
+    aims = [*served_aims, *aims]
     deep: tuple[list[Row], list[Aim]] = ([], [])
     if not options.short:
         deep = flatness.run(options.dir, 5, (10_000, 100_000, 1_000_000, 10_000_000))
@@ -254,7 +255,8 @@ def main() -> None:
         f"Records of 100 bytes; medians of {rounds} rounds in turns; ratio: topicsd / best rival",
         [line for outcome in outcomes for line in _show(outcome)],
     )
-    print_table("Cost per call against the number of topics", grown)
+    print_table("CPU per request of the whole server against the number of topics", served)
+    print_table("Cost per call of the engine against the number of topics", grown)
     columns = ("records", "append_us", "read_newest_us", "read_oldest_us", "ready_ms")
     if deep[0]:
         print_table("Cost per call against the records of one topic", deep[0], columns)
@@ -269,6 +271,7 @@ def main() -> None:
         "rounds": rounds,
         "seconds_per_round": seconds,
         "rows": rows,
+        "topics_served": served,
         "topics": grown,
         "records_per_topic": [{name: row[name] for name in columns} for row in deep[0]],
         "aims_on_growth": [aim.row() for aim in (*aims, *deep[1])],

@@ -33,18 +33,14 @@ def wrk(
     seconds: float,
     records: int,
     topics: int = 0,
+    behind: str = "",
 ) -> Sample:
-    """Closed-loop HTTP; `records` per request."""
+    """Closed-loop HTTP; `records` per request. With `topics`, a number of one of them and `behind` follow the path."""
+    sent = [str(body)] if body else []
     if topics:
-        script = [str(_WRK_TOPICS), server.url(path), "--", str(body), str(topics)]
+        script = [str(_WRK_TOPICS), server.url(path), "--", str(topics), behind, *sent]
     else:
-        script = [
-            str(_WRK),
-            server.url(path),
-            "--",
-            "POST" if body else "GET",
-            *([str(body)] if body else []),
-        ]
+        script = [str(_WRK), server.url(path), "--", "POST" if body else "GET", *sent]
     cpu_at = server.total_cpu_s()
     done = subprocess.run(
         ["wrk", "-t1", f"-c{connections}", f"-d{max(1, round(seconds))}s", "-s", *script],

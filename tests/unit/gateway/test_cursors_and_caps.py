@@ -68,7 +68,8 @@ def test_without_a_cap_or_a_key_nothing_is_counted() -> None:
 def test_total_caps_hold_at_their_value_and_zero_is_none() -> None:
     caps = TotalCaps(max_topics=3, max_total_bytes=100)
     assert caps.nocreate(2) is None
-    assert caps.nocreate(3) == ["max_topics", 3]
+    assert caps.nocreate(3) == {"nocreate": ["max_topics", 3]}
+    assert caps.nocreate(4) is caps.nocreate(3), "what is shared is encoded once"
     caps.check_bytes(99)
     with pytest.raises(Throttled):
         caps.check_bytes(100)
