@@ -109,14 +109,29 @@ def record_text(piece: Piece, place: int) -> bytes:
 def stored_stretch(
     topic: Topic, first: int, last: int, source: PieceSource, max_bytes: int
 ) -> tuple[bytes, int] | None:
-    """Live records that were written at the same time, as they are stored one behind the other without the last
-    comma, and that time. None where more than that is needed to show them, or they are large: then go record by
-    record."""
+    """Live records that were written at the same time, as they are stored one behind the other, each with its comma,
+    and that time. None where more than that is needed to show them, or they are large: then go record by record."""
     hot = topic.hot
     index = hot.find(first)
-    ends = len(hot.first)
     if index < 0:
         return None
+    count = hot.count[index]
+    start = first - hot.first[index]
+    stop = start + last - first
+    if stop >= count:
+        return _stored_in_batches(topic, index, first, last, source, max_bytes)
+    lsn, size = hot.lsn[index], hot.size[index]
+    if lsn == IN_MEMORY or hot.flags[index] & COLUMN_TAG or size > max_bytes:
+        return None
+    return source.hot_part(lsn, size, count, start, stop), hot.ts[index]
+
+
+def _stored_in_batches(
+    topic: Topic, index: int, first: int, last: int, source: PieceSource, max_bytes: int
+) -> tuple[bytes, int] | None:
+    """The same for a stretch that begins in the hot batch `index` and does not end there."""
+    hot = topic.hot
+    ends = len(hot.first)
     ts = hot.ts[index]
     lsns: list[int] = []
     sizes: list[int] = []
@@ -137,14 +152,13 @@ def stored_stretch(
     if sum(sizes) > max_bytes:
         return None
     if hot.first[begin] == first and hot.last_of(index) == last:
-        whole = source.hot_json(lsns, sizes)
-        return (whole[0] if len(whole) == 1 else b"".join(whole))[:-1], ts
+        return b"".join(source.hot_json(lsns, sizes)), ts
     texts: list[bytes] = []
     for at in range(begin, index + 1):
         low, high = hot.first[at], hot.last_of(at)
         start, stop = max(low, first) - low, min(high, last) - low
         texts.append(source.hot_part(hot.lsn[at], hot.size[at], hot.count[at], start, stop))
-    return b"".join(texts)[:-1], ts
+    return b"".join(texts), ts
 
 
 def stretch_text(
@@ -156,24 +170,31 @@ def stretch_text(
     as often as there are records, it is in none of their data, and the text can be cut there in one go. No two places
     where it is found overlap with the one at the beginning of a record, in front of which is a seq and not a time.
     """
-    parts = text.split(b',"$ts":%d,' % ts)
+    stamp = b',"$ts":%d,' % ts
+    parts = text.split(stamp)
     if len(parts) != count + 1:
         return None
+    parts[count] = parts[count][:-1]  # the comma behind the last one
+    after = b'","deadline":%d,' % deadline_ms
     if count == 1:
-        return b'%b,"$ts":%d,"deliveries":%d,"lease_id":"%b","deadline":%d,%b' % (
+        return b'%b%b"deliveries":%d,"lease_id":"%b%b%b' % (
             parts[0],
-            ts,
+            stamp,
             deliveries,
             token_of(prefix, number).encode(),
-            deadline_ms,
+            after,
             parts[1],
         )
     head, tokens = token_parts(prefix, number, count)
-    before = b',"$ts":%d,"deliveries":%d,"lease_id":"%b' % (ts, deliveries, head)
-    pieces = [before] * (4 * count + 1)
-    pieces[::4] = parts
-    pieces[2::4] = tokens
-    pieces[3::4] = [b'","deadline":%d,' % deadline_ms] * count
+    pieces = [b'%b"deliveries":%d,"lease_id":"%b' % (stamp, deliveries, head)] * (4 * count + 1)
+    at = 0
+    for token in tokens:
+        place = at >> 2
+        pieces[at] = parts[place]
+        pieces[at + 2] = token
+        pieces[at + 3] = after
+        at += 4
+    pieces[at] = parts[count]
     return b"".join(pieces)
 
 
