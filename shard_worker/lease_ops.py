@@ -50,11 +50,13 @@ class PendingAck(PendingControl):
         topic: Topic,
         queue: LeaseQueue,
         held: list[Stretch],
+        seqs: tuple[int, ...],
         skipped: int,
         now_ms: int,
         request: Request,
     ) -> None:
-        super().__init__(JobsDone(tuple(seqs_of(held))), topic, now_ms, request)
+        """`seqs` are those of `held`."""
+        super().__init__(JobsDone(seqs), topic, now_ms, request)
         self._engine = engine
         self._queue = queue
         self._held = held
@@ -157,7 +159,11 @@ class LeaseOps:
         for first, last in held:
             queue.leave(first, last)
         self._engine.counters.jobs_acked += acked
-        self._stage(PendingAck(self._engine, topic, queue, held, skipped, now_ms, request), durable=True)
+        # One stretch of as many jobs as were named is just what was named.
+        seqs = tuple(wanted.seqs if len(held) == 1 and not skipped else seqs_of(held))
+        self._stage(
+            PendingAck(self._engine, topic, queue, held, seqs, skipped, now_ms, request), durable=True
+        )
 
     def _nack(self, request: Request) -> None:
         wanted = decode_nack(request.body)

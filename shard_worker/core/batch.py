@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from array import array
 from itertools import accumulate
+from struct import Struct
 from typing import Final
 
 import msgspec
@@ -50,6 +51,10 @@ _meta_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 _decode_plain: Final = plain_write_decoder.decode
+
+# An array that is made, dumped and thrown away costs more than a few numbers that are packed.
+_FEW: Final = 32
+_pack_ends: Final = [Struct(f"<{count}I").pack for count in range(_FEW)]
 
 
 class Batch:
@@ -149,7 +154,8 @@ def _encode_plain(records: list[PlainRecordIn], first_seq: int, ts: int) -> Batc
     parts[0] = parts[0][2:]
     parts.append(b"},")
     # What encode_columns makes of records that have nothing but an end.
-    return Batch(count, b"".join(parts), COLUMN_ENDS, dump(array("I", ends)))
+    columns = _pack_ends[count](*ends) if count < _FEW else dump(array("I", ends))
+    return Batch(count, b"".join(parts), COLUMN_ENDS, columns)
 
 
 def _encode_rich(

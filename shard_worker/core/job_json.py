@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 import msgspec
 
 from shard_worker.core.hot_index import IN_MEMORY
-from shard_worker.core.lease_tokens import token_of, token_parts
+from shard_worker.core.lease_tokens import token_parts
 from shard_worker.core.piece import Piece, PieceSource
 from shard_worker.core.topic import Topic
 from shared.columns import COLUMN_TAG, FIELD_COLUMN, Columns
 from shared.control_frames import LeaseRow
 from shared.errors import DataDamage
+
+_BEFORE_TIME: Final = b',"$ts":'
 
 Placed = tuple[int, Piece, int]  # seq, piece, place in it
 
@@ -166,35 +169,32 @@ def stretch_text(
 ) -> bytes | None:
     """`count` records that were stored at `ts`, as one claim shows them; `text` is what `stored_stretch` found.
 
-    Every record begins with `$seq` and `$ts`, and their lease goes behind that. If the text of the latter is found
-    as often as there are records, it is in none of their data, and the text can be cut there in one go. No two places
-    where it is found overlap with the one at the beginning of a record, in front of which is a seq and not a time.
+    Every record begins with `$seq` and `$ts`, and their lease goes behind that. If the name of the latter is found as
+    often as there are records, it is in none of their data, and the text can be cut there in one go. No two places
+    where it is found overlap with the one at the beginning of a record, in front of which is a seq and not a name.
+    It is not looked for together with the time: the search steps over what has no character in common with what it
+    looks for, and letters and digits have the same low bits.
     """
-    stamp = b',"$ts":%d,' % ts
-    parts = text.split(stamp)
+    parts = text.split(_BEFORE_TIME)
     if len(parts) != count + 1:
         return None
-    parts[count] = parts[count][:-1]  # the comma behind the last one
+    time = b"%d," % ts
+    skipped = len(time)
     after = b'","deadline":%d,' % deadline_ms
-    if count == 1:
-        return b'%b%b"deliveries":%d,"lease_id":"%b%b%b' % (
-            parts[0],
-            stamp,
-            deliveries,
-            token_of(prefix, number).encode(),
-            after,
-            parts[1],
-        )
     head, tokens = token_parts(prefix, number, count)
-    pieces = [b'%b"deliveries":%d,"lease_id":"%b' % (stamp, deliveries, head)] * (4 * count + 1)
+    before = b'%b%b"deliveries":%d,"lease_id":"%b' % (_BEFORE_TIME, time, deliveries, head)
+    pieces = [before] * (4 * count + 1)
+    pieces[0] = parts[0]
     at = 0
     for token in tokens:
-        place = at >> 2
-        pieces[at] = parts[place]
         pieces[at + 2] = token
         pieces[at + 3] = after
         at += 4
-    pieces[at] = parts[count]
+        part = parts[at >> 2]
+        if not part.startswith(time):
+            return None
+        pieces[at] = part[skipped:]
+    pieces[at] = pieces[at][:-1]  # the comma behind the last one
     return b"".join(pieces)
 
 

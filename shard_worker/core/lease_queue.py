@@ -213,7 +213,8 @@ class LeaseQueue:
                 self._take_run(fresh, last, written_ms)
                 taken.append((fresh, last))
                 wanted -= last - fresh + 1
-                fresh = self._next_fresh(topic)
+                if wanted > 0:
+                    fresh = self._next_fresh(topic)
             else:
                 break
         return taken
