@@ -190,7 +190,7 @@ class QueueOps:
         assert queue is not None
         source, deadline_ms = self._engine.state.source, now_ms + claim.lease_ms
         handout = Handout(topic, queue, self._token_prefix, self._tokens, deadline_ms)
-        damaged = handout.add(sorted(taken), source)
+        damaged = handout.add(taken if len(taken) == 1 else sorted(taken), source)
         for seq in damaged:
             # Others go first for a while: one bad block must not stop the queue.
             queue.release(seq, now_ms, now_ms + MOVE_RETRY_MS)
@@ -200,7 +200,7 @@ class QueueOps:
         self._tokens = handout.number
         counters = self._engine.counters
         counters.jobs_claimed += handout.count
-        for written_ms, jobs in handout.first_deliveries.items():
+        for written_ms, jobs in handout.first_deliveries:
             counters.job_waits.add(now_ms - written_ms, jobs)
         if handout.leases and topic.config.leases_durable:
             self._lease_durably(claim, handout, now_ms)

@@ -34,7 +34,8 @@ _leading: Final = _Leading()
 
 
 def token_of(prefix: str, number: int) -> str:
-    return f"{prefix}{number:x}"
+    head, low = _head(prefix, number, 1)
+    return f"{prefix}{number:x}" if head is None else head + _THREE_DIGITS[low]
 
 
 def token_list(prefix: str, number: int, count: int) -> list[str]:
