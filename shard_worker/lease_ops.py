@@ -6,7 +6,7 @@ Acks are always written down, the others where the queue or a delay asks for it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
@@ -16,7 +16,7 @@ from shard_worker.core.stretches import Stretch, count_of, seqs_of
 from shard_worker.core.topic import Topic
 from shard_worker.pending import PendingControl
 from shard_worker.request import Request, Timings
-from shared.api_types import CLAMPED, decode_ack, decode_extend, decode_nack
+from shared.api_types import CLAMPED, AckRequest, decode_ack, decode_extend, decode_nack
 from shared.control_frames import JobsDone, JobsLeased, JobsReleased, LeaseRow
 from shared.errors import BatchTooLarge, InvalidRequest, NotAQueue, TopicNotFound
 from shared.limits import PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX, QUEUE_SEQS_MAX
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 LEASE_MS_MIN, LEASE_MS_MAX = CLAMPED["lease_ms"]
 
 _json = msgspec.json.encode
+_decode_ack: Final = msgspec.json.Decoder(AckRequest).decode
 
 
 class ClaimsBefore(Protocol):
@@ -49,11 +50,13 @@ class PendingAck(PendingControl):
         topic: Topic,
         queue: LeaseQueue,
         held: list[Stretch],
+        seqs: tuple[int, ...],
         skipped: int,
         now_ms: int,
         request: Request,
     ) -> None:
-        super().__init__(JobsDone(tuple(seqs_of(held))), topic, now_ms, request)
+        """`seqs` are those of `held`."""
+        super().__init__(JobsDone(seqs), topic, now_ms, request)
         self._engine = engine
         self._queue = queue
         self._held = held
@@ -83,6 +86,16 @@ def counts_json(
         queue.ready(topic),
         queue.in_flight,
     )
+
+
+def _read_ack(body: bytes) -> AckRequest:
+    """`decode_ack`, with the common case in here, where it is compiled."""
+    if body.isascii():
+        try:
+            return _decode_ack(body)
+        except (msgspec.DecodeError, RecursionError):
+            pass  # what is wrong with it is told there
+    return decode_ack(body)
 
 
 class LeaseOps:
@@ -133,7 +146,7 @@ class LeaseOps:
         return held
 
     def _ack(self, request: Request) -> None:
-        wanted = decode_ack(request.body)
+        wanted = _read_ack(request.body)
         now_ms = self._engine.now_ms()
         topic, queue = self._queue(request, now_ms, wanted.node)
         held = self._held(queue, wanted.node, wanted.seqs, wanted.lease_ids)
@@ -146,7 +159,11 @@ class LeaseOps:
         for first, last in held:
             queue.leave(first, last)
         self._engine.counters.jobs_acked += acked
-        self._stage(PendingAck(self._engine, topic, queue, held, skipped, now_ms, request), durable=True)
+        # One stretch of as many jobs as were named is just what was named.
+        seqs = tuple(wanted.seqs if len(held) == 1 and not skipped else seqs_of(held))
+        self._stage(
+            PendingAck(self._engine, topic, queue, held, seqs, skipped, now_ms, request), durable=True
+        )
 
     def _nack(self, request: Request) -> None:
         wanted = decode_nack(request.body)

@@ -19,8 +19,10 @@ APPEND_MIN_BYTES: Final = FRAME_MIN_BYTES + APPEND_HEADER_BYTES
 # From here on hashing part by part is cheaper than copying the joined frame once more.
 _STREAM_FROM_BYTES: Final = 4 << 10
 
-_pack_headers = Struct(f"<{FRAME_HEADER_FORMAT}{APPEND_HEADER_FORMAT}").pack
-_pack_checksum = Struct("<Q").pack
+# Final, as compiled code has what is final at hand, and looks other names up in a dict each time.
+_pack_headers: Final = Struct(f"<{FRAME_HEADER_FORMAT}{APPEND_HEADER_FORMAT}").pack
+_pack_checksum: Final = Struct("<Q").pack
+_hash: Final = xxh3_64_intdigest
 
 
 def append_buffers(
@@ -57,7 +59,7 @@ def append_buffers(
     )
     if length < _STREAM_FROM_BYTES:
         frame = b"".join((headers, json, columns, extra)) if rest_len else headers + json
-        return [frame + _pack_checksum(xxh3_64_intdigest(frame))]
+        return [frame + _pack_checksum(_hash(frame))]
     if length > FRAME_MAX_BYTES:
         raise ValueError(f"a frame of {length} bytes exceeds {FRAME_MAX_BYTES}")
     checksum = xxh3_64(headers)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Sequence
 from typing import Final
 
 import cbor2
@@ -26,19 +25,30 @@ _FROM_ZERO: Final = [
 ]
 
 
-def dump_uints(values: Sequence[int]) -> bytes:
+def dump_uints(values: tuple[int, ...]) -> bytes:
     count = len(values)
+    if 0 < count < _SHORT_HEAD and _is_narrow_run(values):
+        return _HEAD[count] + (_FROM_ZERO[count] + values[0] * _ONES[count]).to_bytes(_WIDTH * count, "big")
     if not 0 < count <= 0xFFFF or min(values) < _NARROWEST or max(values) > _WIDEST:
         return cbor2.dumps(list(values))
     if count >= _SHORT_HEAD:
         return _dump_planes(values)
-    first = values[0]
-    if list(values) == list(range(first, first + count)):
-        return _HEAD[count] + (_FROM_ZERO[count] + first * _ONES[count]).to_bytes(_WIDTH * count, "big")
     return _HEAD[count] + b"".join([b"\x1a" + value.to_bytes(4, "big") for value in values])
 
 
-def _dump_planes(values: Sequence[int]) -> bytes:
+def _is_narrow_run(values: tuple[int, ...]) -> bool:
+    """Neighbours, one behind the other, and all of four bytes?"""
+    expected = values[0]
+    if expected < _NARROWEST:
+        return False
+    for value in values:
+        if value != expected:
+            return False
+        expected += 1
+    return expected <= _WIDEST + 1
+
+
+def _dump_planes(values: tuple[int, ...]) -> bytes:
     count = len(values)
     numbers = array("I", values)
     if sys.byteorder == "little":

@@ -17,8 +17,10 @@ from shared.frame import FRAME_HEADER_FORMAT, FRAME_MAGIC, FRAME_MAX_BYTES, FRAM
 # From here on hashing part by part is cheaper than copying the joined frame once more.
 STREAM_FROM_BYTES: Final = 16 << 10
 
-_pack_header = Struct(f"<{FRAME_HEADER_FORMAT}").pack
-_pack_checksum = Struct("<Q").pack
+# Final, as compiled code has what is final at hand, and looks other names up in a dict each time.
+_pack_header: Final = Struct(f"<{FRAME_HEADER_FORMAT}").pack
+_pack_checksum: Final = Struct("<Q").pack
+_hash: Final = xxh3_64_intdigest
 
 
 def frame_buffers(
@@ -34,7 +36,7 @@ def frame_buffers(
     header = _pack_header(FRAME_MAGIC, length, kind, FRAME_VERSION, flags, 0, lsn, topic_id, ts_ms)
     if length < STREAM_FROM_BYTES:
         frame = header + body if isinstance(body, bytes) else b"".join([header, *body])
-        return [frame + _pack_checksum(xxh3_64_intdigest(frame))]
+        return [frame + _pack_checksum(_hash(frame))]
     checksum = xxh3_64(header)
     for part in parts:
         checksum.update(part)

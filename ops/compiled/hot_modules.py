@@ -29,6 +29,7 @@ GROUPS: Final[dict[str, tuple[str, ...]]] = {
         "shard_worker.core.lease_queue",
         "shard_worker.core.lease_tokens",
         "shard_worker.core.reading",
+        "shard_worker.core.seq_set",
         "shard_worker.core.seq_text",
         "shard_worker.core.shard_state",
         "shard_worker.core.stretches",
@@ -54,6 +55,7 @@ GROUPS: Final[dict[str, tuple[str, ...]]] = {
         "shard_worker.waiting_claims",
         "shared.append_frame",
         "shared.cbor_uints",
+        "shared.control_frames",
         "shared.frame_buffers",
     ),
     "gateway": (

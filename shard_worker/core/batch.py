@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from array import array
 from itertools import accumulate
+from struct import Struct
+from typing import Final
 
 import msgspec
 
@@ -48,7 +50,11 @@ _LEAST_URGENT, _MOST_URGENT = CLAMPED["priority"]
 _meta_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-_decode_plain = plain_write_decoder.decode
+_decode_plain: Final = plain_write_decoder.decode
+
+# An array that is made, dumped and thrown away costs more than a few numbers that are packed.
+_FEW: Final = 32
+_pack_ends: Final = [Struct(f"<{count}I").pack for count in range(_FEW)]
 
 
 class Batch:
@@ -129,36 +135,27 @@ def _encode_plain(records: list[PlainRecordIn], first_seq: int, ts: int) -> Batc
         head = b'{"$seq":%d,"$ts":%d,"data":' % (first_seq, ts)
         return Batch(1, b"".join((head, records[0].data, b"},")), 0, b"")
     stamp = b',"$ts":%d,"data":' % ts
-    around = len(b'{"$seq":},') + len(stamp) + len(str(first_seq))
-    datas: list[msgspec.Raw] = []
-    ends: list[int] = []
-    end = 0
-    for record in records:
-        data = record.data
-        end += around + len(data)
-        datas.append(data)
-        ends.append(end)
-    if len(str(first_seq + count - 1)) != len(str(first_seq)):
-        ends = _ends_of_growing_seqs(ends, first_seq)
     parts: list[bytes | msgspec.Raw] = [stamp] * (4 * count)
-    start = 0
+    ends: list[int] = []
+    place = end = 0
     for head, rest in seq_runs(first_seq, count):
-        stop = start + 4 * len(rest)
-        parts[start:stop:4] = [b'},{"$seq":' + head] * len(rest)
-        parts[start + 1 : stop : 4] = rest
-        start = stop
-    parts[3::4] = datas
+        opening = b'},{"$seq":' + head
+        around = len(opening) + len(stamp)
+        for digits in rest:
+            data = records[place].data
+            at = 4 * place
+            parts[at] = opening
+            parts[at + 1] = digits
+            parts[at + 3] = data
+            end += around + len(digits) + len(data)
+            ends.append(end)
+            place += 1
+    # Every record was counted with the two characters that end the one before it; it ends with as many of its own.
     parts[0] = parts[0][2:]
     parts.append(b"},")
     # What encode_columns makes of records that have nothing but an end.
-    return Batch(count, b"".join(parts), COLUMN_ENDS, dump(array("I", ends)))
-
-
-def _ends_of_growing_seqs(ends: list[int], first_seq: int) -> list[int]:
-    """`ends` are for seqs as long as the first one; some that follow have a digit more."""
-    digits = len(str(first_seq))
-    more = accumulate(len(str(first_seq + place)) - digits for place in range(len(ends)))
-    return [end + shift for end, shift in zip(ends, more, strict=True)]
+    columns = _pack_ends[count](*ends) if count < _FEW else dump(array("I", ends))
+    return Batch(count, b"".join(parts), COLUMN_ENDS, columns)
 
 
 def _encode_rich(

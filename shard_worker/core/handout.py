@@ -44,9 +44,8 @@ class Handout:
         self.number = number
         self.count = 0
         self.leases: list[tuple[int, int, int]] = []  # stretch, and the number in the token of its first job
-        self.first_deliveries: dict[
-            int, int
-        ] = {}  # how many are delivered for the first time, by when written
+        # When jobs were written that are delivered for the first time, and how many they are.
+        self.first_deliveries: list[tuple[int, int]] = []
 
     def add(self, taken: list[Stretch], source: PieceSource) -> dict[int, DataDamage]:
         """These jobs, in this order, as far as there is room; what is left of them is ready again.
@@ -134,7 +133,11 @@ class Handout:
         self.count += last - first + 1
 
     def _note_first(self, written_ms: int, count: int) -> None:
-        self.first_deliveries[written_ms] = self.first_deliveries.get(written_ms, 0) + count
+        noted = self.first_deliveries
+        if noted and noted[-1][0] == written_ms:
+            noted[-1] = (written_ms, noted[-1][1] + count)
+        else:
+            noted.append((written_ms, count))
 
 
 def shared_out(taken: list[Stretch], wanted: list[int]) -> list[list[Stretch]]:

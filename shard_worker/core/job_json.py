@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 import msgspec
 
 from shard_worker.core.hot_index import IN_MEMORY
-from shard_worker.core.lease_tokens import token_of, token_parts
+from shard_worker.core.lease_tokens import token_parts
 from shard_worker.core.piece import Piece, PieceSource
 from shard_worker.core.topic import Topic
 from shared.columns import COLUMN_TAG, FIELD_COLUMN, Columns
 from shared.control_frames import LeaseRow
 from shared.errors import DataDamage
+
+_BEFORE_TIME: Final = b',"$ts":'
 
 Placed = tuple[int, Piece, int]  # seq, piece, place in it
 
@@ -109,14 +112,29 @@ def record_text(piece: Piece, place: int) -> bytes:
 def stored_stretch(
     topic: Topic, first: int, last: int, source: PieceSource, max_bytes: int
 ) -> tuple[bytes, int] | None:
-    """Live records that were written at the same time, as they are stored one behind the other without the last
-    comma, and that time. None where more than that is needed to show them, or they are large: then go record by
-    record."""
+    """Live records that were written at the same time, as they are stored one behind the other, each with its comma,
+    and that time. None where more than that is needed to show them, or they are large: then go record by record."""
     hot = topic.hot
     index = hot.find(first)
-    ends = len(hot.first)
     if index < 0:
         return None
+    count = hot.count[index]
+    start = first - hot.first[index]
+    stop = start + last - first
+    if stop >= count:
+        return _stored_in_batches(topic, index, first, last, source, max_bytes)
+    lsn, size = hot.lsn[index], hot.size[index]
+    if lsn == IN_MEMORY or hot.flags[index] & COLUMN_TAG or size > max_bytes:
+        return None
+    return source.hot_part(lsn, size, count, start, stop), hot.ts[index]
+
+
+def _stored_in_batches(
+    topic: Topic, index: int, first: int, last: int, source: PieceSource, max_bytes: int
+) -> tuple[bytes, int] | None:
+    """The same for a stretch that begins in the hot batch `index` and does not end there."""
+    hot = topic.hot
+    ends = len(hot.first)
     ts = hot.ts[index]
     lsns: list[int] = []
     sizes: list[int] = []
@@ -137,14 +155,13 @@ def stored_stretch(
     if sum(sizes) > max_bytes:
         return None
     if hot.first[begin] == first and hot.last_of(index) == last:
-        whole = source.hot_json(lsns, sizes)
-        return (whole[0] if len(whole) == 1 else b"".join(whole))[:-1], ts
+        return b"".join(source.hot_json(lsns, sizes)), ts
     texts: list[bytes] = []
     for at in range(begin, index + 1):
         low, high = hot.first[at], hot.last_of(at)
         start, stop = max(low, first) - low, min(high, last) - low
         texts.append(source.hot_part(hot.lsn[at], hot.size[at], hot.count[at], start, stop))
-    return b"".join(texts)[:-1], ts
+    return b"".join(texts), ts
 
 
 def stretch_text(
@@ -152,28 +169,32 @@ def stretch_text(
 ) -> bytes | None:
     """`count` records that were stored at `ts`, as one claim shows them; `text` is what `stored_stretch` found.
 
-    Every record begins with `$seq` and `$ts`, and their lease goes behind that. If the text of the latter is found
-    as often as there are records, it is in none of their data, and the text can be cut there in one go. No two places
-    where it is found overlap with the one at the beginning of a record, in front of which is a seq and not a time.
+    Every record begins with `$seq` and `$ts`, and their lease goes behind that. If the name of the latter is found as
+    often as there are records, it is in none of their data, and the text can be cut there in one go. No two places
+    where it is found overlap with the one at the beginning of a record, in front of which is a seq and not a name.
+    It is not looked for together with the time: the search steps over what has no character in common with what it
+    looks for, and letters and digits have the same low bits.
     """
-    parts = text.split(b',"$ts":%d,' % ts)
+    parts = text.split(_BEFORE_TIME)
     if len(parts) != count + 1:
         return None
-    if count == 1:
-        return b'%b,"$ts":%d,"deliveries":%d,"lease_id":"%b","deadline":%d,%b' % (
-            parts[0],
-            ts,
-            deliveries,
-            token_of(prefix, number).encode(),
-            deadline_ms,
-            parts[1],
-        )
+    time = b"%d," % ts
+    skipped = len(time)
+    after = b'","deadline":%d,' % deadline_ms
     head, tokens = token_parts(prefix, number, count)
-    before = b',"$ts":%d,"deliveries":%d,"lease_id":"%b' % (ts, deliveries, head)
+    before = b'%b%b"deliveries":%d,"lease_id":"%b' % (_BEFORE_TIME, time, deliveries, head)
     pieces = [before] * (4 * count + 1)
-    pieces[::4] = parts
-    pieces[2::4] = tokens
-    pieces[3::4] = [b'","deadline":%d,' % deadline_ms] * count
+    pieces[0] = parts[0]
+    at = 0
+    for token in tokens:
+        pieces[at + 2] = token
+        pieces[at + 3] = after
+        at += 4
+        part = parts[at >> 2]
+        if not part.startswith(time):
+            return None
+        pieces[at] = part[skipped:]
+    pieces[at] = pieces[at][:-1]  # the comma behind the last one
     return b"".join(pieces)
 
 

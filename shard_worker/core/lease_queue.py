@@ -20,7 +20,7 @@ priorities as it waits, so nothing starves; jobs that come back are older than f
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from heapq import heapify, heappop, heappush
 
 import msgspec
@@ -159,8 +159,13 @@ class LeaseQueue:
             return self._own(first, job)
         part = job.for_stretch(first, last)
         job.sharers -= last - first + 1
-        self.jobs.update(dict.fromkeys(range(first, last + 1), part))
+        self._enter(first, last, part)
         return part
+
+    def _enter(self, first: int, last: int, job: Job) -> None:
+        jobs = self.jobs
+        for seq in range(first, last + 1):
+            jobs[seq] = job
 
     def _own(self, seq: int, job: Job) -> Job:
         """The entry of this job alone."""
@@ -176,8 +181,8 @@ class LeaseQueue:
             return False
         if job.sharers == job.last - job.first + 1:
             return True  # nothing has happened to any one of them
-        entries = list(map(self.jobs.get, range(first, last + 1)))
-        return entries.count(job) == len(entries)
+        jobs = self.jobs
+        return all(jobs.get(seq) is job for seq in range(first, last + 1))
 
     # --- handing out ------------------------------------------------------------------------------------
 
@@ -202,20 +207,22 @@ class LeaseQueue:
                 taken.append((seq, seq))
                 wanted -= 1
             elif fresh is not None:
-                last = self._run_end(topic, index, fresh, wanted) if index >= 0 and wanted > 1 else fresh
+                last = fresh
+                if index >= 0 and wanted > 1:
+                    last = self._run_end(topic, index, fresh, wanted, written_ms)
                 self._take_run(fresh, last, written_ms)
                 taken.append((fresh, last))
                 wanted -= last - fresh + 1
-                fresh = self._next_fresh(topic)
+                if wanted > 0:
+                    fresh = self._next_fresh(topic)
             else:
                 break
         return taken
 
-    def _run_end(self, topic: Topic, index: int, first: int, wanted: int) -> int:
+    def _run_end(self, topic: Topic, index: int, first: int, wanted: int, written_ms: int) -> int:
         """The last of up to `wanted` seqs from `first`, in the hot batch `index`, that were written together, are all
         live and have no entry."""
         hot = topic.hot
-        written_ms = hot.ts[index]
         most = first + wanted - 1
         last = min(most, hot.last_of(index))
         while last < most and index + 1 < len(hot.first):
@@ -227,16 +234,17 @@ class LeaseQueue:
             last = min(last, self._ready[0][1] - 1)  # written with them, and its turn comes between them
         while topic.live_between(first, last) != last - first + 1:
             last = (first + last) // 2
-        if not self.jobs.keys().isdisjoint(range(first, last + 1)):
-            last = next(seq for seq in range(first + 1, last + 1) if seq in self.jobs) - 1
+        jobs = self.jobs
+        for seq in range(first + 1, last + 1):
+            if seq in jobs:
+                return seq - 1
         return last
 
     def _take_run(self, first: int, last: int, written_ms: int) -> None:
         if first == last:
             self.jobs[first] = Job(written_ms, JobState.LEAVING)
         else:
-            job = Job(written_ms, JobState.LEAVING, first=first, last=last)
-            self.jobs.update(dict.fromkeys(range(first, last + 1), job))
+            self._enter(first, last, Job(written_ms, JobState.LEAVING, first=first, last=last))
         self._fresh_from = last + 1
 
     def _is_ready(self, entry: tuple[int, int]) -> bool:
@@ -320,7 +328,7 @@ class LeaseQueue:
             and (token is None or token == job.token_of(seq))
         )
 
-    def held(self, seqs: Sequence[int], node: str, tokens: Sequence[str] | None) -> list[Stretch]:
+    def held(self, seqs: list[int], node: str, tokens: list[str] | None) -> list[Stretch]:
         """Those of `seqs`, all different, about which `node` may decide. The jobs of a stretch share an entry."""
         found: list[Stretch] = []
         at, count = 0, len(seqs)
@@ -334,23 +342,23 @@ class LeaseQueue:
             at += last - first + 1
         return found
 
-    def _held_together(
-        self, job: Job, seqs: Sequence[int], at: int, node: str, tokens: Sequence[str] | None
-    ) -> int:
+    def _held_together(self, job: Job, seqs: list[int], at: int, node: str, tokens: list[str] | None) -> int:
         """Up to which seq those from `seqs[at]` on are neighbours who share the entry, and held; at least that one."""
         first = seqs[at]
         last = min(job.last, first + len(seqs) - at - 1)
         upto = at + last - first + 1
-        if (
-            job.state is JobState.LEASED
-            and job.node == node
-            and seqs[upto - 1] == last
-            and seqs[at:upto] == list(range(first, last + 1))
-            and self._share(job, first, last)
-            and (tokens is None or tokens_are(tokens[at:upto], job.token, job.number + first - job.first))
-        ):
-            return last
-        return first
+        if job.state is not JobState.LEASED or job.node != node or seqs[upto - 1] != last:
+            return first
+        for place in range(at + 1, upto - 1):
+            if seqs[place] - first != place - at:
+                return first
+        if not self._share(job, first, last):
+            return first
+        if tokens is not None:
+            shown = tokens if upto - at == len(tokens) else tokens[at:upto]
+            if not tokens_are(shown, job.token, job.number + first - job.first):
+                return first
+        return last
 
     def leave(self, first: int, last: int) -> None:
         """The ack or move of these, who share an entry, is on its way: nobody else gets them meanwhile."""
@@ -365,15 +373,18 @@ class LeaseQueue:
         self._over += 1
         if self._over >= _CLEAN_AT and self._over * 2 >= len(self._leases):
             self._over = 0
-            self._leases = [entry for entry in self._leases if self._holds(*entry)]
+            self._leases = [
+                (deadline_ms, first, last)
+                for deadline_ms, first, last in self._leases
+                if self._holds(deadline_ms, first, last)
+            ]
             heapify(self._leases)
 
     def _holds(self, deadline_ms: int, first: int, last: int) -> bool:
         """May leases of this stretch end then?"""
-        if self.jobs.keys().isdisjoint(range(first, last + 1)):
-            return False
+        jobs = self.jobs
         for seq in range(first, last + 1):
-            job = self.jobs.get(seq)
+            job = jobs.get(seq)
             if job is not None and job.state is JobState.LEASED and job.deadline_ms == deadline_ms:
                 return True
         return False

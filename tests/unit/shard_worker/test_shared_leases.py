@@ -169,12 +169,15 @@ def test_tagged_jobs_share_an_entry_too(driver: QueueDriver) -> None:
     assert driver.ack("q", "n", jobs)["acked"] == 3
 
 
-def test_data_that_looks_like_the_beginning_of_a_record_is_shown_as_it_is(driver: QueueDriver) -> None:
+@pytest.mark.parametrize("later_ms", [0, 5])
+def test_data_that_looks_like_the_beginning_of_a_record_is_shown_as_it_is(
+    driver: QueueDriver, later_ms: int
+) -> None:
     driver.claim("q", max=10)
-    now_ms = driver.clock.now_ms
-    tricky = [{"a": 1, "$ts": now_ms, "b": [{"$seq": 11, "$ts": now_ms, "data": 1}]}, "x"]
+    ts = driver.clock.now_ms + later_ms
+    tricky = [{"a": 1, "$ts": ts, "b": [{"$seq": 11, "$ts": ts, "data": 1}]}, "x"]
     body = json.dumps({"records": [{"data": data} for data in tricky]}, separators=(",", ":")).encode()
-    assert b',"$ts":%d,' % now_ms in body
+    assert b',"$ts":%d,' % ts in body
     assert driver.call(Op.APPEND, "q", body).ok
     jobs = driver.claim("q", max=10)
     assert [job["data"] for job in jobs] == tricky
@@ -318,13 +321,19 @@ def test_claims_that_come_and_are_served_leave_nothing_behind(driver: QueueDrive
 
 @given(st.integers(0, 20_000), st.integers(1, 1100))
 def test_tokens_in_one_go_are_the_tokens_one_by_one(number: int, count: int) -> None:
-    each = [token_of("p_", number + at) for at in range(count)]
+    each = [f"p_{number + at:x}" for at in range(count)]
+    assert [token_of("p_", number + at) for at in range(count)] == each
     assert token_list("p_", number, count) == each
     head, rest = token_parts("p_", number, count)
     assert [(head + part).decode() for part in rest] == each
     assert tokens_are(each, "p_", number)
     assert not tokens_are([*each[:-1], each[-1] + "0"], "p_", number)
     assert not tokens_are([*each[:-1], "p_"], "p_", number)
+
+
+def test_leading_digits_of_one_worker_are_not_those_of_another() -> None:
+    for prefix, number in (("a_", 5000), ("b_", 5000), ("b_", 9000), ("a_", 5000)):
+        assert token_of(prefix, number) == f"{prefix}{number:x}"
 
 
 def test_tokens_that_only_look_alike_when_joined_are_not_the_same() -> None:
