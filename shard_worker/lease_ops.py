@@ -16,7 +16,7 @@ from shard_worker.core.stretches import Stretch, count_of, seqs_of
 from shard_worker.core.topic import Topic
 from shard_worker.pending import PendingControl
 from shard_worker.request import Request, Timings
-from shared.api_types import CLAMPED, AckRequest, decode_ack, decode_extend, decode_nack
+from shared.api_types import CLAMPED, AckRequest, ack_decoder, decode_ack, decode_extend, decode_nack
 from shared.control_frames import JobsDone, JobsLeased, JobsReleased, LeaseRow
 from shared.errors import BatchTooLarge, InvalidRequest, NotAQueue, TopicNotFound
 from shared.limits import PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX, QUEUE_SEQS_MAX
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 LEASE_MS_MIN, LEASE_MS_MAX = CLAMPED["lease_ms"]
 
 _json = msgspec.json.encode
-_decode_ack: Final = msgspec.json.Decoder(AckRequest).decode
+_decode_ack: Final = ack_decoder.decode
 
 
 class ClaimsBefore(Protocol):

@@ -21,7 +21,7 @@ from shard_worker.lease_ops import LEASE_MS_MAX, LEASE_MS_MIN, LeaseOps
 from shard_worker.pending import PendingControl
 from shard_worker.request import Request
 from shard_worker.waiting_claims import Waiters, WaitingClaim
-from shared.api_types import ClaimRequest, decode_claim
+from shared.api_types import ClaimRequest, claim_decoder, decode_claim
 from shared.control_frames import JobsLeased
 from shared.errors import DiskFault, InvalidRequest, NotAQueue, TopicNotFound, TopicsError
 from shared.limits import CLAIMS_BEHIND_MAX_BYTES, MOVE_RETRY_MS, WAIT_MAX_MS
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _LEASE_BYTES: Final = 100  # about what a claim adds to a record
 
-_decode_claim: Final = msgspec.json.Decoder(ClaimRequest).decode
+_decode_claim: Final = claim_decoder.decode
 
 
 def _read_claim(body: bytes) -> ClaimRequest:

@@ -270,8 +270,8 @@ _T = TypeVar("_T")
 
 plain_write_decoder = msgspec.json.Decoder(PlainWriteRequest)
 _write_decoder = msgspec.json.Decoder(WriteRequest)
-_claim_decoder = msgspec.json.Decoder(ClaimRequest)
-_ack_decoder = msgspec.json.Decoder(AckRequest)
+claim_decoder = msgspec.json.Decoder(ClaimRequest)
+ack_decoder = msgspec.json.Decoder(AckRequest)
 _nack_decoder = msgspec.json.Decoder(NackRequest)
 _extend_decoder = msgspec.json.Decoder(ExtendRequest)
 _redrive_decoder = msgspec.json.Decoder(RedriveRequest)
@@ -319,11 +319,11 @@ def decode_diff(body: bytes) -> DiffRequest:
 
 
 def decode_claim(body: bytes) -> ClaimRequest:
-    return _decode(_claim_decoder.decode, body)
+    return _decode(claim_decoder.decode, body)
 
 
 def decode_ack(body: bytes) -> AckRequest:
-    return _decode(_ack_decoder.decode, body)
+    return _decode(ack_decoder.decode, body)
 
 
 def decode_nack(body: bytes) -> NackRequest:

@@ -36,8 +36,8 @@ class _OpenFile:
 
     def close_if_unused(self) -> None:
         if self.retired and self.users == 0 and self.fd >= 0:
-            close_aside(self.fd)
-            self.fd = -1
+            fd, self.fd = self.fd, -1
+            close_aside(fd)
 
 
 class FileTable:

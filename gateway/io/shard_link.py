@@ -146,7 +146,7 @@ class ShardLink:
     def request(self, op: int, topic: str, body: bytes, options: Options | None, on_reply: OnReply) -> int:
         """Send at the next flush, or now if much has gathered.
 
-        Returns an id for `cancel`; 0 if there is nothing to cancel.
+        Returns an id for `cancel`; 0 if there is nothing to cancel. To cancel what has been replied to does nothing.
         """
         session = self._session
         if session.state is not _OPEN:
@@ -232,6 +232,9 @@ class ShardLink:
                 self._unsent = self._unsent[sent:]
         except BlockingIOError:
             return
+        except (BrokenPipeError, ConnectionResetError):
+            # It is gone. What it has answered before is there to be read, and then the end, which takes us down.
+            self._unsent = memoryview(b"")
         except OSError as err:
             self._go_down(f"sending failed: {err.strerror}")
 
@@ -366,11 +369,11 @@ class ShardLink:
         self.reason = reason
         self._unsent = memoryview(b"")
         self._ping_sent = None
+        waiters = [*self._session.close(), *self._give_up_patient()]
+        self._set_phase(_Phase.DOWN)
         self._files.retire_all()
         while self._fds:
             os.close(self._fds.popleft())
-        waiters = [*self._session.close(), *self._give_up_patient()]
-        self._set_phase(_Phase.DOWN)
         # Last: a callback may send the next request, which must find the link down.
         self._refuse(waiters)
         if was_up:

@@ -7,6 +7,7 @@ first, while every topic holds one record.
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -22,6 +23,7 @@ from perf.shard_bench import scratch, write_body
 _CONNECTIONS = 64
 _PIPELINED = 200
 _TOPIC = "/v0/topics/t"
+_REFUSAL = re.compile(rb"HTTP/1\.1 [^2]")
 _READ = "/records?from_seq=0&limit=10"
 
 
@@ -67,8 +69,8 @@ def _fill(server: Server, size: int, body: bytes) -> None:
 
 def _await_answers(sock: socket.socket, count: int) -> None:
     told = b""
-    while (answers := told.count(b"HTTP/1.1 20")) < count or not told.endswith(b"}}"):
+    while told.count(b"HTTP/1.1 20") < count or not told.endswith(b"}}"):
         data = sock.recv(1 << 20)
-        if not data or told.count(b"HTTP/1.1") > answers:
-            raise SystemExit(f"a topic could not be filled: {told[-300:]!r}")
         told += data
+        if not data or _REFUSAL.search(told) is not None:
+            raise SystemExit(f"a topic could not be filled: {told[-300:]!r}")

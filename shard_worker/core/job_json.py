@@ -170,10 +170,9 @@ def stretch_text(
     """`count` records that were stored at `ts`, as one claim shows them; `text` is what `stored_stretch` found.
 
     Every record begins with `$seq` and `$ts`, and their lease goes behind that. If the name of the latter is found as
-    often as there are records, it is in none of their data, and the text can be cut there in one go. No two places
-    where it is found overlap with the one at the beginning of a record, in front of which is a seq and not a name.
-    It is not looked for together with the time: the search steps over what has no character in common with what it
-    looks for, and letters and digits have the same low bits.
+    often as there are records, it is in none of their data, and the text can be cut there in one go (it cannot overlap
+    itself). It is not looked for together with the time: the search steps over what has no character in common with
+    what it looks for, and letters and digits have the same low bits.
     """
     parts = text.split(_BEFORE_TIME)
     if len(parts) != count + 1:
@@ -186,12 +185,12 @@ def stretch_text(
     pieces = [before] * (4 * count + 1)
     pieces[0] = parts[0]
     at = 0
-    for token in tokens:
+    for place, token in enumerate(tokens, 1):
         pieces[at + 2] = token
         pieces[at + 3] = after
         at += 4
-        part = parts[at >> 2]
-        if not part.startswith(time):
+        part = parts[place]
+        if not part.startswith(time):  # not what was stored: it is told record by record
             return None
         pieces[at] = part[skipped:]
     pieces[at] = pieces[at][:-1]  # the comma behind the last one

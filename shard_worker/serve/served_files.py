@@ -7,7 +7,6 @@ import os
 from shard_worker.disk.wal import Wal
 from shard_worker.request import Extents
 from shard_worker.serve.stitched_reads import StitchedReads
-from shared.io.late_close import close_aside
 
 
 class ServedFiles:
@@ -32,16 +31,15 @@ class ServedFiles:
         """Of log files."""
         return b"".join([self._wal.files[file].pread(length, offset) for file, offset, length in extents])
 
-    def retire(self, file: int) -> None:
-        fd = self._fds.pop(file, None)
-        if fd is not None:
-            close_aside(fd)
+    def forget(self, file: int) -> int | None:
+        """Its descriptor, if it had one: for the caller to close."""
+        return self._fds.pop(file, None)
 
     def take_retired(self) -> list[int]:
         """Files that have gone on their own: links must be told, at the end of the turn."""
         return self._stitched.take_retired()
 
     def close(self) -> None:
-        for file in list(self._fds):
-            self.retire(file)
+        while self._fds:
+            os.close(self._fds.popitem()[1])
         self._stitched.close()

@@ -16,6 +16,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable
+from functools import partial
 
 import trio
 import trio.lowlevel
@@ -514,14 +515,18 @@ class TurnLoop:
 
     def _retire_files(self) -> None:
         retired = self._shard.maintenance.counters.retired_files
+        closings: list[Callable[[], None]] = []
         for file in retired:
             number = int(file.path.rpartition("/")[2].partition(".")[0])
             for link in self._links.values():
                 link.retire(number)
-            self._files.retire(number)
-        if retired:
-            call_aside([file.close for file in retired])
+            fd = self._files.forget(number)
+            if fd is not None:
+                closings.append(partial(os.close, fd))
+            closings.append(file.close)
         retired.clear()
+        if closings:
+            call_aside(closings)
 
     # --- the end ----------------------------------------------------------------------------------------
 

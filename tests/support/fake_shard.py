@@ -135,6 +135,15 @@ class FakeShard:
     def resume_reading(self) -> None:
         self._reading.set()
 
+    def say_and_go(self, *messages: ServerMessage) -> None:
+        """Send these and close the newest link, before anybody else can run."""
+        stream, session = self._links[-1]
+        sock = stream.socket
+        if messages:
+            frame = session.encode(messages)
+            assert socket.socket.send(sock._sock, frame) == len(frame)  # type: ignore[attr-defined]
+        sock.close()
+
     async def die(self) -> None:
         """Drop every link, as the kernel does for a killed worker."""
         for stream, _ in list(self._links):

@@ -12,7 +12,7 @@ from gateway.exchange import StreamHead
 from gateway.fast_lane.answer_slot import AnswerSlot
 from gateway.fast_lane.body_budget import BodyBudget
 from gateway.fast_lane.bounds import MAX_HEAD_BYTES, MAX_HEADER_FIELDS, MAX_TARGET_BYTES
-from gateway.fast_lane.head import HeadParser
+from gateway.fast_lane.head import HeadParser, check_target
 from gateway.fast_lane.http_stream import HttpStream
 from gateway.fast_lane.refusals import Refusal
 from gateway.fast_lane.request_reader import FULL_LANE, SEND_CONTINUE, RequestReader, Signal
@@ -164,6 +164,20 @@ def test_h01_what_can_never_be_a_request_is_refused_at_once(raw: bytes) -> None:
 def test_tls_is_refused_with_a_hint() -> None:
     with pytest.raises(Refusal, match="not TLS"):
         read(b"\x16\x03\x01\x02\x00\x01\x00")
+
+
+def test_h01_a_target_is_visible_ascii_without_a_fragment() -> None:
+    for code in range(0x300):
+        wanted = 0x21 <= code <= 0x7E and code != ord("#")
+        for target in (chr(code), f"/v0/{chr(code)}x"):
+            try:
+                check_target(target)
+            except Refusal:
+                assert not wanted, target
+            else:
+                assert wanted, target
+    with pytest.raises(Refusal):
+        check_target("")
 
 
 def test_h01_oversized_url_and_headers() -> None:

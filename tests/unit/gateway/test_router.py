@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
+
 import pytest
 
 from gateway.core.auth import Access
@@ -50,6 +53,24 @@ ROUTER = Router(
 def test_paths_find_their_route(method: str, path: str, shape: str, name: str) -> None:
     target = ROUTER.resolve(method, path)
     assert (target.route.path, target.name) == (shape, name)
+
+
+def test_the_short_way_of_topics_comes_to_the_same_as_the_long_one() -> None:
+    long = Router(ROUTER.routes)
+    long._of_topics = {}
+    segments = ("", "v0", "topics", "a", ":name", "a%3Ab", "%", "diff", "A.b:c-d")
+    for length in range(1, 6):
+        for path in map("/".join, itertools.product(segments, repeat=length)):
+            for method in ("GET", "POST"):
+                assert _outcome(ROUTER, method, path) == _outcome(long, method, path), (method, path)
+
+
+def _outcome(router: Router[Callable[[], None]], method: str, path: str) -> object:
+    try:
+        target = router._find(method, path)
+    except (NotFound, MethodNotAllowed, InvalidRequest) as err:
+        return type(err), err.detail
+    return target.route, target.name, target.refused
 
 
 @pytest.mark.parametrize(

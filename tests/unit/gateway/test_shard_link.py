@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import struct
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -111,17 +112,65 @@ async def test_large_requests_leave_before_the_turn_is_over(socket_dir: str) -> 
 async def test_a_link_that_breaks_while_it_sends_early_replies_once(socket_dir: str) -> None:
     shard = FakeShard(socket_dir, answer=silent)
     replies = Replies()
+    large = b"x" * LINK_SEND_AT_BYTES
     async with trio.open_nursery() as nursery:
         await nursery.start(shard.run)
         async with running_pool(socket_dir) as pool:
             await up(pool)
-            await shard.die()  # what nobody has noticed yet
-            large = b"x" * LINK_SEND_AT_BYTES
+            shard.say_and_go()
+            assert pool.links[0].up, "nobody has noticed yet"
             ids = [pool.request(Op.APPEND, name, large, None, replies.take(name)) for name in "ab"]
+            await eventually(lambda: len(replies.got) == 2)
             assert {replies.status(name) for name in "ab"} == {503}
             for id_ in ids:
                 pool.links[0].cancel(id_)
             pool.flush()
+        nursery.cancel_scope.cancel()
+
+
+async def test_answers_that_have_arrived_survive_a_request_that_cannot_be_sent(socket_dir: str) -> None:
+    shard = FakeShard(socket_dir, answer=silent)
+    replies = Replies()
+    large = b"x" * LINK_SEND_AT_BYTES
+    async with trio.open_nursery() as nursery:
+        await nursery.start(shard.run)
+        async with running_pool(socket_dir) as pool:
+            await up(pool)
+            replies.ask(pool, "a")
+            await eventually(lambda: shard.requests)
+            shard.say_and_go(Answer(shard.requests[0].id, 200, b"{"))
+            pool.request(Op.APPEND, "b", large, None, replies.take("b"))
+            assert not replies.got, "both come with the link's own event"
+            await eventually(lambda: len(replies.got) == 2)
+            assert (replies.status("a"), replies.status("b")) == (200, 503)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_link_goes_down_in_order_where_no_thread_can_be_started(
+    socket_dir: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its files are unlinked and large, so they would be closed by one."""
+
+    def full(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    shard = FakeShard(socket_dir, answer=silent)
+    replies = Replies()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(shard.run)
+        async with running_pool(socket_dir) as pool:
+            await up(pool)
+            with tempfile.TemporaryFile() as file:
+                file.truncate(8 << 20)
+                await shard.send_with_fds([file.fileno()], FileOpened(1))
+            replies.ask(pool, "a")
+            await eventually(lambda: shard.requests and len(pool.links[0]._files) == 1)
+            monkeypatch.setattr(threading.Thread, "start", full)
+            await shard.die()
+            await eventually(lambda: replies.got)
+            assert replies.status("a") == 503
+            monkeypatch.undo()
+            await up(pool)
         nursery.cancel_scope.cancel()
 
 

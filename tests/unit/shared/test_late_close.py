@@ -30,30 +30,61 @@ def test_closings_run_in_order_and_in_another_thread() -> None:
     assert ran == [(0, True), (1, True), (2, True)]
 
 
-@pytest.mark.parametrize("size", [0, 4096, (1 << 20) - 1, 1 << 20, 8 << 20])
-def test_a_descriptor_is_closed_whatever_its_size(tmp_path: Path, size: int) -> None:
-    path = tmp_path / "log"
+def test_a_closing_that_fails_does_not_keep_the_others_open(caplog: pytest.LogCaptureFixture) -> None:
+    ran: list[str] = []
+
+    def fail() -> None:
+        raise OSError("the disk is gone")
+
+    call_aside([fail, partial(ran.append, "next")])
+    _wait_for_closers()
+    assert ran == ["next"]
+    assert [record.message for record in caplog.records] == ["file.close_failed"]
+
+
+def test_without_a_thread_it_is_done_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", full)
+    ran: list[int] = []
+    call_aside([partial(ran.append, 1)])
+    assert ran == [1]
+
+
+def _opened(path: Path, size: int, *, unlinked: bool) -> int:
     path.touch()
     os.truncate(path, size)
     fd = os.open(path, os.O_RDONLY)
+    if unlinked:
+        path.unlink()
+    return fd
+
+
+@pytest.mark.parametrize("unlinked", [True, False])
+@pytest.mark.parametrize("size", [0, 4096, (1 << 20) - 1, 1 << 20, 8 << 20])
+def test_a_descriptor_is_closed_whatever_it_is_of(tmp_path: Path, size: int, unlinked: bool) -> None:
+    fd = _opened(tmp_path / "log", size, unlinked=unlinked)
     close_aside(fd)
     _wait_for_closers()
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(fd)
 
 
-def test_only_a_large_file_is_worth_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_large_file_without_a_name_is_worth_a_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     started: list[object] = []
     monkeypatch.setattr("shared.io.late_close.call_aside", started.append)
-    fds = []
-    for size in (1000, 2 << 20):
-        path = tmp_path / str(size)
-        path.touch()
-        os.truncate(path, size)
-        fds.append(os.open(path, os.O_RDONLY))
+    fds = [
+        _opened(tmp_path / f"{size}-{unlinked}", size, unlinked=unlinked)
+        for size in (1000, 2 << 20)
+        for unlinked in (False, True)
+    ]
     for fd in fds:
         close_aside(fd)
     assert len(started) == 1
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(fds[0])
-    os.close(fds[1])
+    for fd in fds[:3]:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(fd)
+    os.close(fds[3])
