@@ -233,7 +233,7 @@ def main() -> None:
     parser.add_argument("--dir", help="a directory on the file system to measure; default: the temporary one")
     options = parser.parse_args()
     need(["wrk", "redis-server", "redis-benchmark", "nats-server"])
-    rounds, seconds, calls = (5, 1.0, 60) if options.short else (5, 2.0, 150)
+    rounds, seconds, calls = (5, 1.0, 60) if options.short else (9, 2.0, 150)
     sizes = [200_000] if options.short else [1_000_000, 10_000_000]
     with ExitStack() as stack:
         directory = stack.enter_context(scratch(options.dir))
