@@ -24,7 +24,7 @@ _NAME = ":name"
 _OF_A_TOPIC = ("v0", "topics", _NAME)
 _TOPICS = "/v0/topics/"
 _MAX_PARAMETERS = 64
-_REMEMBERED_PATHS = 2048  # more would cost more cache misses than they save
+_REMEMBERED_PATHS = 2048
 _REMEMBERED_CHARS = 320  # the longest name and what stands around it
 
 Query = dict[str, list[str]]
