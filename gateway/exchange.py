@@ -128,6 +128,21 @@ class Stream(Protocol):
         """Call `callback` once when the client vanishes before `end`; at once if it has already."""
 
 
+class Recall:
+    """What the API has found out about a method, a path and headers, for the next request that has the same.
+
+    A lane that remembers what it has parsed keeps one with it; so who repeats a request is looked at once.
+    """
+
+    __slots__ = ("headers_seen", "idempotency_key", "plain_json", "target")
+
+    def __init__(self) -> None:
+        self.target: object | None = None  # of the router
+        self.headers_seen = False  # is known what follows?
+        self.plain_json = False  # the body is declared to be JSON, and not compressed
+        self.idempotency_key: str | None = None
+
+
 class Exchange(ABC):
     """One request, complete (headers and body read, transfer coding removed, limits checked).
 
@@ -145,6 +160,7 @@ class Exchange(ABC):
         "path",
         "peer",
         "query",
+        "recall",
         "started",
     )
 
@@ -159,6 +175,7 @@ class Exchange(ABC):
         started: float,
         peer: str,
         extents_allowed: bool,
+        recall: Recall,
     ) -> None:
         self.method = method  # upper case; a HEAD request arrives as GET and the lane drops the body
         self.path = path  # raw, still percent-encoded, without the query
@@ -168,6 +185,7 @@ class Exchange(ABC):
         self.extents_allowed = extents_allowed  # may the response carry extents
         self.started = started  # time.perf_counter() when its first byte was read
         self.peer = peer  # for logs
+        self.recall = recall
         self.gone = False  # set by the lane when the client has vanished: the answer will be dropped
         self.half_closed = (
             False  # the client sends no more. It may still read, or be gone: hand it no lease late

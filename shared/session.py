@@ -19,6 +19,7 @@ from typing import Final, Generic, NamedTuple, TypeVar, cast
 import cbor2
 
 from shared.limits import LINK_MAX_FRAME_BYTES
+from shared.plain_frames import decode_answers, decode_requests
 from shared.wire import (
     FRAME_HEAD_BYTES,
     OPS_WITHOUT_CREDIT,
@@ -29,8 +30,6 @@ from shared.wire import (
     Options,
     Request,
     ServerMessage,
-    decode_answers,
-    decode_requests,
     encode_answers,
     encode_requests,
     frame,

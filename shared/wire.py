@@ -150,9 +150,21 @@ class FileRetired(NamedTuple):
     file: int
 
 
-class Stats(NamedTuple):
-    topics: int
-    bytes: int
+class Stats:
+    """In nearly every frame of a shard that is written to: a plain class, like `Answer`."""
+
+    __slots__ = ("bytes", "topics")
+    __match_args__ = ("topics", "bytes")
+
+    def __init__(self, topics: int, bytes: int) -> None:
+        self.topics = topics
+        self.bytes = bytes
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Stats) and (self.topics, self.bytes) == (other.topics, other.bytes)
+
+    def __repr__(self) -> str:
+        return f"Stats({self.topics}, {self.bytes})"
 
 
 class Draining(NamedTuple):
@@ -196,11 +208,13 @@ ServerMessage = Answer | Notice
 
 # --- requests ---------------------------------------------------------------------------------------------
 
-# Heads of fixed width are not the shortest CBOR, but need no branch on the value.
-_frame_head = Struct(">IBI").pack  # length | array of n, n as u32
-_request_head = Struct(">BBQBBBB").pack  # array of 5 | id as u64 | op as u8 | text of u8 length
-_bytes_head = Struct(">BI").pack  # byte string, length as u32
+# Heads of fixed width are not the shortest CBOR, but need no branch on the value. Marks that stand next to each other,
+# or to a number of one byte, go in as one number: `pack` costs by the number of its arguments.
+_frame_head: Final = Struct(">IBI").pack  # length | array of n, n as u32
+_request_head: Final = Struct(">HQHH").pack  # array of 5, u64 | id | u8, op | text of u8 length, length
+_bytes_head: Final = Struct(">BI").pack  # byte string, length as u32
 _ARRAY_HEAD_BYTES: Final = 5
+_REQUEST_HEADS_BYTES: Final = 19  # of a request and of its body
 
 
 def encode_requests(requests: Sequence[Request]) -> bytes:
@@ -212,18 +226,19 @@ def encode_requests(requests: Sequence[Request]) -> bytes:
     add = parts.append
     known_options: Options | None = None
     known_bytes = b"\xf6"
+    size = _ARRAY_HEAD_BYTES
     for request in requests:
         options, body = request.options, request.body
         if options is not known_options:
             known_options = options
             known_bytes = b"\xf6" if options is None else cbor2.dumps(options)
         name = request.topic.encode()
-        add(_request_head(0x85, 0x1B, request.id, 0x18, request.op, 0x78, len(name)))
+        add(_request_head(0x851B, request.id, 0x1800 | request.op, 0x7800 | len(name)))
         add(name)
         add(_bytes_head(0x5A, len(body)))
         add(body)
         add(known_bytes)
-    size = sum(map(len, parts)) + _ARRAY_HEAD_BYTES
+        size += _REQUEST_HEADS_BYTES + len(name) + len(body) + len(known_bytes)
     if size > LINK_MAX_FRAME_BYTES:
         first, second = _halves(requests)
         return encode_requests(first) + encode_requests(second)
@@ -254,8 +269,8 @@ def _request(message: object) -> Request:
 
 # --- answers and notices ----------------------------------------------------------------------------------
 
-_answer_head = Struct(">BBQBHBI").pack  # array of n | id as u64 | status as u16 | byte string, length as u32
-_extent = Struct(">BBQBQBQ").pack  # array of 3 | file | offset | length
+_answer_head: Final = Struct(">HQBHBI").pack  # array of n, u64 | id | u16 | status | u32 bytes | length
+_extent: Final = Struct(">HQBQBQ").pack  # array of 3, u64 | file | u64 | offset | u64 | length
 
 
 def encode_answers(messages: Sequence[ServerMessage]) -> bytes:
@@ -268,12 +283,12 @@ def encode_answers(messages: Sequence[ServerMessage]) -> bytes:
     told: Timings | None = None
     for message in messages:
         if type(message) is not Answer:
-            add(_encode_notice(cast(Notice, message)))
+            add(_encode_notice(message))
             continue
         body, timings, extents = message.body, message.timings, message.extents
         add(
             _answer_head(
-                0x84 if extents is None else 0x86, 0x1B, message.id, 0x19, message.status, 0x5A, len(body)
+                0x841B if extents is None else 0x861B, message.id, 0x19, message.status, 0x5A, len(body)
             )
         )
         add(body)
@@ -287,7 +302,7 @@ def encode_answers(messages: Sequence[ServerMessage]) -> bytes:
         if extents is not None:
             tail = message.tail or b""
             add(_bytes_head(0x9A, len(extents)))
-            parts.extend([_extent(0x83, 0x1B, e[0], 0x1B, e[1], 0x1B, e[2]) for e in extents])
+            parts.extend([_extent(0x831B, e[0], 0x1B, e[1], 0x1B, e[2]) for e in extents])
             add(_bytes_head(0x5A, len(tail)))
             add(tail)
     size = sum(map(len, parts)) + _ARRAY_HEAD_BYTES
@@ -300,27 +315,40 @@ def encode_answers(messages: Sequence[ServerMessage]) -> bytes:
 
 _NULL: Final = b"\xf6"
 _SAME_TIMINGS: Final = b"\xf5"  # true
-_double = Struct(">Bd").pack
-_stats = Struct(">BBBBQBQ").pack  # array of 4 | notice | kind | topics | bytes
+_map_head: Final = Struct(">BB").pack  # a map, of u8 entries
+_double: Final = Struct(">d").pack
+_stats: Final = Struct(">IQBQ").pack  # array of 4, notice, kind, u64 | topics | u64 | bytes
+STATS_MARK: Final = 0x8400031B
 
 
 def _encode_timings(timings: Timings) -> bytes:
     """By hand, like the heads: every turn has one, and `cbor2.dumps` takes longer than the rest of its frame."""
-    parts = [bytes((0xB8, len(timings)))]
+    parts = [_map_head(0xB8, len(timings))]
     for name, value in timings.items():
-        text = name.encode()
-        parts += (bytes((0x78, len(text))), text, _double(0xFB, value))
+        parts.append(_TIMING_HEADS.get(name) or _timing_head(name))
+        parts.append(_double(value))
     return b"".join(parts)
 
 
-def _encode_notice(notice: Notice) -> bytes:
+def _timing_head(name: str) -> bytes:
+    """Its name, and the mark of a double."""
+    text = name.encode()
+    return bytes((0x78, len(text))) + text + b"\xfb"
+
+
+_TIMING_HEADS: Final = {
+    name: _timing_head(name) for name in ("wal_append_ms", "fsync_ms", "throttle_wait_ms", "records_scanned")
+}
+
+
+def _encode_notice(notice: ServerMessage) -> bytes:
+    if type(notice) is Stats:
+        return _stats(STATS_MARK, notice.topics, 0x1B, notice.bytes)
     match notice:
         case FileOpened(file):
             return cbor2.dumps([_NOTICE_ID, _FILE_OPENED, file])
         case FileRetired(file):
             return cbor2.dumps([_NOTICE_ID, _FILE_RETIRED, file])
-        case Stats(topics, total):
-            return _stats(0x84, _NOTICE_ID, _STATS, 0x1B, topics, 0x1B, total)
         case Draining():
             return cbor2.dumps([_NOTICE_ID, _DRAINING])
         case TopicAdvanced():
@@ -331,6 +359,8 @@ def _encode_notice(notice: Notice) -> bytes:
             return cbor2.dumps([_NOTICE_ID, _APPEARED, *notice])
         case TopicSynced():
             return cbor2.dumps([_NOTICE_ID, _SYNCED, *notice])
+        case _:
+            raise AssertionError(f"{notice!r} is encoded elsewhere")
 
 
 def decode_answers(payload: bytes) -> list[ServerMessage]:

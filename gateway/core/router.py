@@ -1,4 +1,4 @@
-"""Paths to handlers. The table is built once, and recent paths are remembered: most requests repeat one.
+"""Paths to handlers. The table is built once; who repeats a request remembers what came of it (`Exchange.recall`).
 
 A path is split at its slashes first and percent-decoded after, once, segment by segment: an encoded slash
 is part of a name (and then refused by the grammar of names), never a separator. Empty segments match nothing,
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 from urllib.parse import unquote_to_bytes
 
 from gateway.core.auth import Access
@@ -20,12 +20,10 @@ from shared.names import valid_topic_name
 H = TypeVar("H", bound=Callable[..., None])
 
 _BAD_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
-_NAME = ":name"
-_OF_A_TOPIC = ("v0", "topics", _NAME)
-_TOPICS = "/v0/topics/"
-_MAX_PARAMETERS = 64
-_REMEMBERED_PATHS = 2048
-_REMEMBERED_CHARS = 320  # the longest name and what stands around it
+_NAME: Final = ":name"
+_OF_A_TOPIC: Final = ("v0", "topics", _NAME)
+_TOPICS: Final = "/v0/topics/"
+_MAX_PARAMETERS: Final = 64
 
 Query = dict[str, list[str]]
 
@@ -67,7 +65,6 @@ class Router(Generic[H]):
         self.routes = tuple(routes)
         self._by_shape: dict[tuple[str, ...], dict[str, Route[H]]] = {}
         self._of_topics: dict[str, dict[str, Route[H]]] = {}  # by what follows the topic's name
-        self._recent: dict[tuple[str, str], Target[H]] = {}
         for route in self.routes:
             shape = tuple(route.path.split("/")[1:])
             assert _NAME not in shape or shape.index(_NAME) == 2, "names are looked for in the third segment"
@@ -79,17 +76,6 @@ class Router(Generic[H]):
             assert shape[:2] != _OF_A_TOPIC[:2] or shape[2:3] in ((), (_NAME,)), "would hide a topic"
 
     def resolve(self, method: str, path: str) -> Target[H]:
-        known = self._recent.get((method, path))
-        if known is not None:
-            return known
-        found = self._find(method, path)
-        if len(path) <= _REMEMBERED_CHARS:
-            if len(self._recent) >= _REMEMBERED_PATHS:
-                self._recent.clear()
-            self._recent[method, path] = found
-        return found
-
-    def _find(self, method: str, path: str) -> Target[H]:
         if path.startswith(_TOPICS) and "%" not in path:
             # Nearly every request; the long way below comes to the same.
             name, slash, rest = path[len(_TOPICS) :].partition("/")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
-from gateway.exchange import Exchange, Response, Stream, StreamHead
+from gateway.exchange import Exchange, Recall, Response, Stream, StreamHead
 
 if TYPE_CHECKING:
     from gateway.fast_lane.http_stream import HttpStream
@@ -48,9 +48,18 @@ class AnswerSlot(Exchange):
         headers: Mapping[str, str],
         body: bytes,
         started: float,
+        recall: Recall,
     ) -> None:
         super().__init__(
-            method, path, query, headers, body=body, started=started, peer=owner.peer, extents_allowed=True
+            method,
+            path,
+            query,
+            headers,
+            body=body,
+            started=started,
+            peer=owner.peer,
+            extents_allowed=True,
+            recall=recall,
         )
         self._owner = owner
         self.response: Response | None = None

@@ -13,9 +13,9 @@ import select
 import socket
 import time
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from gateway.exchange import Response, StreamHead
+from gateway.exchange import Recall, Response, StreamHead
 from gateway.fast_lane.answer_slot import AnswerSlot
 from gateway.fast_lane.bounds import (
     JOIN_BYTES,
@@ -35,9 +35,12 @@ from gateway.fast_lane.response_head import BODYLESS, CONTINUE
 if TYPE_CHECKING:
     from gateway.fast_lane.lane import FastLane
 
-_IN, _OUT, _RDHUP = select.EPOLLIN, select.EPOLLOUT, select.EPOLLRDHUP
-_BROKEN = select.EPOLLERR | select.EPOLLHUP
-_INTERIM = Response(100)
+# Final, one by one: compiled code looks any other name of a module up in a dictionary, for every event.
+_IN: Final = select.EPOLLIN
+_OUT: Final = select.EPOLLOUT
+_RDHUP: Final = select.EPOLLRDHUP
+_BROKEN: Final = select.EPOLLERR | select.EPOLLHUP
+_INTERIM: Final = Response(100)
 _NO_HEADERS: dict[str, str] = {}
 
 
@@ -186,7 +189,7 @@ class Connection:
         self._stop_reading()
 
     def _enqueue(self, response: Response, *, close: bool) -> None:
-        slot = AnswerSlot(self, "", "", "", _NO_HEADERS, b"", self._lane.now)
+        slot = AnswerSlot(self, "", "", "", _NO_HEADERS, b"", self._lane.now, Recall())
         slot.close = close
         slot.plain = False
         self._slots.append(slot)
@@ -242,7 +245,7 @@ class Connection:
             if (
                 not (slot.plain and response.only_body)
                 or len(body) > JOIN_BYTES
-                or response.status in BODYLESS
+                or (response.status != 200 and response.status in BODYLESS)
                 or self._lane.draining
             ):
                 self._transmit(ready)

@@ -12,12 +12,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 import httptools
 
+from gateway.exchange import Recall
 from gateway.fast_lane.bounds import (
     HEAD_MEMO_ENTRIES,
+    HEAD_MEMO_MARKS,
     HEAD_MEMO_MAX_BYTES,
     MAX_HEADER_FIELDS,
     MAX_TARGET_BYTES,
@@ -27,7 +29,7 @@ from gateway.fast_lane.refusals import Refusal, bad_request
 _V = TypeVar("_V")
 
 # Known ones are looked up; any other well-formed method reaches the API, which answers 405.
-METHODS = {m.encode(): m for m in ("GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH")}
+METHODS: Final = {m.encode(): m for m in ("GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH")}
 _METHOD = re.compile(rb"[A-Z]{1,20}")
 _ABSOLUTE = re.compile(r"[Hh][Tt][Tt][Pp][Ss]?://([^/?]+)([^?]*)(?:\?(.*))?")
 _SINGLETONS = frozenset({"host", "content-length", "transfer-encoding"})
@@ -60,7 +62,7 @@ class HeaderSection:
 class RequestHead:
     """All of a request but its body, understood and checked."""
 
-    __slots__ = ("for_full_lane", "head_only", "headers", "method", "path", "query", "section")
+    __slots__ = ("for_full_lane", "head_only", "headers", "method", "path", "query", "recall", "section")
 
     def __init__(self, method: str, target: str, section: HeaderSection) -> None:
         path, query, authority = parse_target(target)
@@ -68,6 +70,7 @@ class RequestHead:
         self.head_only = method == "HEAD"
         self.path = path
         self.query = query
+        self.recall = Recall()
         self.section = section
         self.headers = section.headers
         if authority is not None:
@@ -103,28 +106,41 @@ class HeadParser:
 
 
 class Memo(Generic[_V]):
-    """Recent values by bytes, in two generations: a cheap bounded LRU."""
+    """Recent values by bytes, in two generations: a cheap bounded LRU.
 
-    __slots__ = ("_new", "_old")
+    Only what comes a second time is kept. Who asks for ever other topics would fill it and have it thrown away again
+    with every request, which takes as long as parsing; a mark of its hash is all that the first time leaves.
+    """
+
+    __slots__ = ("_marks", "_new", "_old")
 
     def __init__(self) -> None:
         self._new: dict[bytes, _V] = {}
         self._old: dict[bytes, _V] = {}
+        self._marks = [0] * HEAD_MEMO_MARKS
 
     def get(self, raw: bytes) -> _V | None:
         found = self._new.get(raw)
         if found is None:
             found = self._old.get(raw)
             if found is not None:
-                self.put(raw, found)
+                self._keep(raw, found)
         return found
 
     def put(self, raw: bytes, value: _V) -> None:
         if len(raw) <= HEAD_MEMO_MAX_BYTES:
-            if len(self._new) >= HEAD_MEMO_ENTRIES:
-                self._old = self._new
-                self._new = {}
-            self._new[raw] = value
+            mark = hash(raw)
+            place = mark % HEAD_MEMO_MARKS
+            if self._marks[place] == mark:
+                self._keep(raw, value)
+            else:
+                self._marks[place] = mark
+
+    def _keep(self, raw: bytes, value: _V) -> None:
+        if len(self._new) >= HEAD_MEMO_ENTRIES:
+            self._old = self._new
+            self._new = {}
+        self._new[raw] = value
 
 
 class _Fields:

@@ -48,10 +48,12 @@ class RequestReader:
         "_checked",
         "_chunks",
         "_fed_at",
+        "_last_head",
         "_max_body_bytes",
         "_owner",
         "_parser",
         "_pos",
+        "_repeated",
         "_slot",
         "_taken",
         "_virgin",
@@ -72,6 +74,8 @@ class RequestReader:
         self._body_left = 0
         self._chunks: ChunkDecoder | None = None
         self._fed_at = 0.0
+        self._last_head: RequestHead | None = None
+        self._repeated = b""  # that head, empty line included, if it came twice in a row: look for it first
         self._virgin = True  # nothing was understood yet: a foreign protocol is possible
         self.reading_since = 0.0  # when the first byte of an incomplete request came; 0 if there is none
 
@@ -106,6 +110,13 @@ class RequestReader:
         if self._slot is not None:
             return self._continue_body(self._slot)
         buffer, pos = self._buffer, self._pos
+        repeated = self._repeated
+        if repeated:
+            body_start = pos + len(repeated)
+            if buffer[pos:body_start] == repeated:
+                assert self._last_head is not None
+                return self._request(self._last_head, body_start)
+            self._repeated = b""
         head_end = buffer.find(b"\r\n\r\n", pos)
         if head_end < 0:
             self._check_incomplete()
@@ -118,6 +129,9 @@ class RequestReader:
             if method is None or len(parts) != 3 or len(raw) > MAX_HEAD_BYTES:
                 return self._unusual(raw, parts)
             head = self._parser.parse(raw, method, parts[1], parts[2])
+        if head is self._last_head:
+            self._repeated = raw + b"\r\n\r\n"
+        self._last_head = head
         return self._request(head, head_end + 4)
 
     def _request(self, head: RequestHead, body_start: int) -> AnswerSlot | Signal | None:
@@ -126,7 +140,14 @@ class RequestReader:
         self._virgin = False
         section = head.section
         slot = AnswerSlot(
-            self._owner, head.method, head.path, head.query, head.headers, b"", self.reading_since
+            self._owner,
+            head.method,
+            head.path,
+            head.query,
+            head.headers,
+            b"",
+            self.reading_since,
+            head.recall,
         )
         if head.head_only:
             slot.head_only = True

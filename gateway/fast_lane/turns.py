@@ -11,12 +11,15 @@ import logging
 import select
 import time
 from collections.abc import Callable
+from typing import Final
 
 import trio
 
 from shared.io.idle_turns import serve_epoll
 
 log = logging.getLogger(__name__)
+
+_clock: Final = time.perf_counter
 
 
 class TurnLoop:
@@ -71,7 +74,7 @@ class TurnLoop:
         self._epoll.close()
 
     def _turn(self, events: list[tuple[int, int]]) -> None:
-        self.now = time.perf_counter()
+        self.now = _clock()
         self.in_turn = True
         handlers = self._handlers
         try:

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 import trio
 
-from gateway.exchange import Exchange, Frame, Response, Stream, StreamHead
+from gateway.exchange import Exchange, Frame, Recall, Response, Stream, StreamHead
 from gateway.full_lane.asgi_types import Scope
 
 
@@ -93,6 +93,7 @@ class AsgiExchange(Exchange):
             started=started,
             peer=f"{client[0]}:{client[1]}" if client else "unknown",
             extents_allowed=False,
+            recall=Recall(),
         )
         self.head_only = method == "HEAD"
         self.response: Response | None = None

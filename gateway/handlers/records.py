@@ -27,7 +27,7 @@ _encoder = msgspec.json.Encoder()
 def append(call: Call) -> None:
     body = call.json_body()
     options = write_options(call.api, call.key, body)
-    key = call.exchange.headers.get("idempotency-key")
+    key = call.idempotency_key
     if key:
         if len(key) > IDEMPOTENCY_KEY_MAX_CHARS:
             raise InvalidRequest(f"Idempotency-Key has more than {IDEMPOTENCY_KEY_MAX_CHARS} characters")

@@ -61,6 +61,7 @@ THROTTLED_RETRY_MS: Final = 100
 _received = memoryview(bytearray(RECV_BYTES))
 
 _OPEN: Final = LinkState.OPEN  # see shared/session.py: looking at an enum's member is not free
+_HELLO: Final = LinkState.HELLO
 
 Reply = Answer | TopicsError
 OnReply = Callable[[Reply, LeasedFiles | None], None]
@@ -281,14 +282,16 @@ class ShardLink:
 
     def _handle(self, data: bytes) -> None:
         self._last_heard = trio.current_time()
-        was_hello = self._session.state is LinkState.HELLO
+        was_hello = self._session.state is _HELLO
         try:
             messages = self._session.receive(data)
-            if was_hello and self._session.state is LinkState.OPEN:
+            if was_hello and self._session.state is _OPEN:
                 self._opened()
             for message in messages:
                 if type(message) is Answer:
                     self._answer(message)
+                elif type(message) is Stats:
+                    self.topics, self.bytes = message.topics, message.bytes
                 else:
                     self._notice(message)
         except LinkError as err:
@@ -314,8 +317,6 @@ class ShardLink:
 
     def _notice(self, notice: ServerMessage) -> None:
         match notice:
-            case Stats(topics, total):
-                self.topics, self.bytes = topics, total
             case FileOpened(file):
                 if not self._fds:
                     raise LinkError("a file was announced and its descriptor did not come")
@@ -325,8 +326,8 @@ class ShardLink:
             case Draining():
                 self.reason = "it is shutting down"
                 self._refuse([*self._session.drain(), *self._give_up_patient()])
-            case Answer():
-                raise AssertionError("answers are settled, not noticed")
+            case Answer() | Stats():
+                raise AssertionError("who receives them sees to them")
             case _:
                 self._tell(lambda listener: listener.notice(notice))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 
 import trio
 
@@ -38,7 +37,7 @@ class ShardPool:
         )
         self._to_flush: set[ShardLink] = set()
         self._totals: tuple[int, int] | None = None
-        self._link_of = lru_cache(maxsize=ROUTES_REMEMBERED)(self._find_link)
+        self._recent: dict[str, ShardLink] = {}  # by topic
 
     def __repr__(self) -> str:
         return f"ShardPool({', '.join(map(repr, self.links))})"
@@ -51,8 +50,14 @@ class ShardPool:
     def shard_of(self, topic: str) -> int:
         return self._link_of(topic).shard
 
-    def _find_link(self, topic: str) -> ShardLink:
-        return self.links[shard_for(topic, len(self.links))]
+    def _link_of(self, topic: str) -> ShardLink:
+        link = self._recent.get(topic)
+        if link is None:
+            link = self.links[shard_for(topic, len(self.links))]
+            if len(self._recent) >= ROUTES_REMEMBERED:
+                self._recent.clear()
+            self._recent[topic] = link
+        return link
 
     async def run(self, poller: Poller) -> None:
         """Keep all links up until cancelled; their sockets are served by `poller`."""

@@ -11,6 +11,7 @@ from typing import Final
 GROUPS: Final[dict[str, tuple[str, ...]]] = {
     "shared": (
         "shared.io.idle_turns",
+        "shared.plain_frames",
         "shared.routing",
         "shared.session",
         "shared.wire",

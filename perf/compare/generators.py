@@ -33,12 +33,14 @@ def wrk(
     seconds: float,
     records: int,
     topics: int = 0,
+    requests: int = 0,
     behind: str = "",
 ) -> Sample:
-    """Closed-loop HTTP; `records` per request. With `topics`, a number of one of them and `behind` follow the path."""
+    """Closed-loop HTTP; `records` per request. With `topics`, a number of one of them and `behind` follow the path,
+    and at least so many different `requests` are prepared."""
     sent = [str(body)] if body else []
     if topics:
-        script = [str(_WRK_TOPICS), server.url(path), "--", str(topics), behind, *sent]
+        script = [str(_WRK_TOPICS), server.url(path), "--", str(topics), str(requests), behind, *sent]
     else:
         script = [str(_WRK), server.url(path), "--", "POST" if body else "GET", *sent]
     cpu_at = server.total_cpu_s()

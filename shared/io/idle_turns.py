@@ -31,6 +31,7 @@ from trio._core import _run
 _MAX_EVENTS: Final = 1024
 SPIN_S: Final = 0.0002
 _FEW_EVENTS: Final = 8
+_clock: Final = time.monotonic
 
 Serve = Callable[[list[tuple[int, int]], bool], None]
 """Takes what is ready, as `epoll.poll` tells it, and whether there was nothing to serve for a while since the last
@@ -53,7 +54,7 @@ class Vigil:
     def wait(self, timeout: float) -> Events:
         poll, clock = self._poll, self._clock
         started = clock()
-        ends_at = started + min(timeout, SPIN_S)
+        ends_at = started + (SPIN_S if timeout > SPIN_S else timeout)
         while self.awake:
             os.sched_yield()
             events = poll(0, _MAX_EVENTS)
@@ -83,7 +84,8 @@ class IdleTurns:
     def before_io_wait(self, timeout: float) -> None:
         """trio would now sleep for so many seconds."""
         poll, serve, runnable, trio_fd = self._poll, self._serve, self._runnable, self._trio_fd
-        ends_at = time.monotonic() + timeout
+        clock = _clock
+        ends_at = clock() + timeout
         left = timeout
         quiet = True
         while True:
@@ -101,7 +103,7 @@ class IdleTurns:
                 quiet = False
                 rested, self._rested = self._rested, False
                 serve(events, rested)
-            left = ends_at - time.monotonic()
+            left = ends_at - clock()
             if called or runnable or left <= 0:
                 break
         # It would sleep for as long as it thought before; now there is something to do, or that time is over. Only who

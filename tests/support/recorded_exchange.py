@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from gateway.exchange import Frame, Response, Stream, StreamHead
+from gateway.exchange import Frame, Recall, Response, Stream, StreamHead
 
 
 @dataclass(slots=True)
@@ -57,6 +57,7 @@ class RecordedExchange:
     peer: str = "test"
     gone: bool = False
     half_closed: bool = False
+    recall: Recall = field(default_factory=Recall)
     response: Response | None = None
     stream: RecordedStream | None = None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.exchange import Frame, Response, StreamHead
+from gateway.exchange import Frame, Recall, Response, StreamHead
 from gateway.fast_lane.answer_slot import AnswerSlot
 from gateway.fast_lane.http_stream import HttpStream
 
@@ -36,7 +36,7 @@ class FakeConnection:
 
 
 def new_slot(connection: FakeConnection) -> AnswerSlot:
-    return AnswerSlot(connection, "GET", "/v0", "", {}, b"", 0.0)
+    return AnswerSlot(connection, "GET", "/v0", "", {}, b"", 0.0, Recall())
 
 
 def test_an_exchange_is_answered_once() -> None:

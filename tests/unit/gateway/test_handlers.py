@@ -8,6 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
+from gateway import service
+from gateway.exchange import Recall
 from gateway.handlers import records
 from gateway.handlers.records import diff_from_query
 from gateway.handlers.topics import merge_pages
@@ -96,6 +98,37 @@ def test_timings_become_performance() -> None:
     performance = document(response)["performance"]
     del performance["server_total_ms"]
     assert performance == {"wal_append_ms": 0.123, "fsync_ms": 0, "records_scanned": 3}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [
+        (0.0, b"0.000"), (0.000_000_4, b"0.000"), (0.000_000_6, b"0.001"), (0.012_345_6, b"12.346"),
+        (0.099_999_9, b"100.000"), (0.099_999_4, b"99.999"), (86_400.000_25, b"86400000.250"),
+    ],
+)  # fmt: skip
+def test_the_time_that_a_call_took_has_three_places(
+    seconds: float, told: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "_clock", lambda: seconds)  # its exchange has started at 0
+    response = ApiHarness(answering(Answer(1, 200, b'{"topic":"t"'))).call("POST", "/v0/topics/t", WRITE)
+    assert response.body == b'{"topic":"t","performance":{"server_total_ms":%b}}' % told
+
+
+def test_a_repeated_head_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = ApiHarness(answering(*[Answer(1, 200, b'{"topic":"t"')] * 3))
+    recall = Recall()
+    for turn in range(3):
+        headers = {"content-type": "application/json; charset=utf-8", "idempotency-key": "k"}
+        exchange = RecordedExchange("POST", "/v0/topics/t", "", headers, WRITE, recall=recall)
+        if turn:
+            monkeypatch.setattr(harness.api.router, "resolve", None)
+            exchange.headers = {}
+        harness.api.handle(exchange)
+        assert exchange.response is not None and exchange.response.status == 200
+    assert [(asked.topic, asked.body, asked.options) for asked in harness.shards.asked] == [
+        ("t", WRITE, {"idem": "k"})
+    ] * 3
 
 
 def test_an_error_of_the_worker_is_passed_on_with_its_retry_hint() -> None:

@@ -251,6 +251,43 @@ def test_a_remembered_header_section_does_not_leak_between_requests() -> None:
     assert (b.method, b.head_only, b.path, b.headers["host"]) == ("GET", False, "/v0/two", "x")
 
 
+def test_a_head_that_repeats_and_then_changes() -> None:
+    one_more = [post("/v0/topics/t", b"%04d" % n, "Content-Type: application/json") for n in range(4)]
+    longer = post("/v0/topics/t", b"x" * 10, "Content-Type: application/json")
+    other = get("/v0/topics/t", "Content-Type: application/json")
+    traffic = [*one_more, longer, one_more[0], other, other, other, one_more[1], one_more[2], one_more[3]]
+    bodies = [raw.partition(b"\r\n\r\n")[2] for raw in traffic]
+    assert [item[3] for item in summary(read(b"".join(traffic)))] == bodies
+    for cut in range(1, len(one_more[3])):  # in the middle of one that repeats
+        pieces = [b"".join(one_more[:3]), one_more[3][:cut], one_more[3][cut:] + other]
+        assert [item[3] for item in summary(read(*pieces))] == [b"0000", b"0001", b"0002", b"0003", b""]
+
+
+def test_requests_with_the_same_head_share_what_is_known_about_it() -> None:
+    parser = HeadParser()
+    reader = RequestReader(NoConnection(), parser, budget())
+    recalls = []
+    for _ in range(5):
+        reader.feed(get("/v0/topics/a"), 1.0)
+        item = reader.next_item()
+        assert isinstance(item, AnswerSlot)
+        recalls.append(item.recall)
+    assert recalls[1] is recalls[2] is recalls[3] is recalls[4]
+    reader.feed(get("/v0/topics/b"), 1.0)
+    item = reader.next_item()
+    assert isinstance(item, AnswerSlot)
+    assert item.recall is not recalls[-1]
+
+
+def test_a_head_is_remembered_from_its_second_time_on() -> None:
+    parser = HeadParser()
+    head = b"GET /v0 HTTP/1.1\r\nHost: x"
+    for known in (False, False, True, True):
+        assert (parser.known(head) is not None) == known
+        if not known:
+            parser.parse(head, "GET", b"/v0", b"HTTP/1.1\r\nHost: x")
+
+
 def test_an_unknown_method_reaches_the_api() -> None:
     assert one(b"BREW /v0 HTTP/1.1\r\nHost: x\r\n\r\n").method == "BREW"
 

@@ -67,7 +67,7 @@ def test_the_short_way_of_topics_comes_to_the_same_as_the_long_one() -> None:
 
 def _outcome(router: Router[Callable[[], None]], method: str, path: str) -> object:
     try:
-        target = router._find(method, path)
+        target = router.resolve(method, path)
     except (NotFound, MethodNotAllowed, InvalidRequest) as err:
         return type(err), err.detail
     return target.route, target.name, target.refused
