@@ -1,7 +1,7 @@
 """Messages between the processes: docs/wire-protocol.md as types, and the only code that knows their bytes.
 
-Encoders build a whole turn's frame, length prefix included, from hand-made CBOR heads of fixed width: a
-third of the time of `cbor2.dumps` on nested lists, and still plain CBOR to any reader. Decoders validate
+Encoders write a whole turn's frame, length prefix included, with CBOR heads of fixed width: a fraction of the time of
+`cbor2.dumps` on nested lists, and still plain CBOR to any reader. Decoders validate
 every message and raise `LinkError` on anything else, whatever the bytes are; the caller then drops that link
 and nothing more. The hello is in shared/session.py.
 """
@@ -9,13 +9,14 @@ and nothing more. The hello is in shared/session.py.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from struct import Struct
 from typing import Final, NamedTuple, TypeVar, cast
 
 import cbor2
+from librt.strings import BytesWriter, write_f64_be, write_i16_be, write_i32_be
 
 from shared.errors import Bug
 from shared.limits import LINK_MAX_FRAME_BYTES
+from shared.packing import put_u64_be
 
 
 class Op:
@@ -64,7 +65,8 @@ FRAME_HEAD_BYTES: Final = 4
 MAX_FDS_PER_FRAME: Final = 64  # far below the kernel's 253 per message, so one control buffer always fits
 
 _NOTICE_ID: Final = 0
-_FILE_OPENED, _FILE_RETIRED, _STATS, _DRAINING = 1, 2, 3, 4
+_FILE_OPENED, _FILE_RETIRED, _DRAINING = 1, 2, 4
+_STATS: Final = 3
 _ADVANCED, _GONE, _APPEARED, _SYNCED = 5, 6, 7, 8
 
 
@@ -208,12 +210,9 @@ ServerMessage = Answer | Notice
 
 # --- requests ---------------------------------------------------------------------------------------------
 
-# Heads of fixed width are not the shortest CBOR, but need no branch on the value. Marks that stand next to each other,
-# or to a number of one byte, go in as one number: `pack` costs by the number of its arguments.
-_frame_head: Final = Struct(">IBI").pack  # length | array of n, n as u32
-_request_head: Final = Struct(">HQHH").pack  # array of 5, u64 | id | u8, op | text of u8 length, length
-_bytes_head: Final = Struct(">BI").pack  # byte string, length as u32
+# Heads of fixed width are not the shortest CBOR, but need no branch on the value.
 _ARRAY_HEAD_BYTES: Final = 5
+_COPIED_BELOW_BYTES: Final = 4096  # of a body: copying it once more is cheaper than a part of its own
 
 
 def encode_requests(requests: Sequence[Request]) -> bytes:
@@ -222,6 +221,7 @@ def encode_requests(requests: Sequence[Request]) -> bytes:
     An `options` object that several requests in a row share is encoded once.
     """
     parts: list[bytes] = [b""]
+    writer = BytesWriter()
     known_options: Options | None = None
     known_bytes = b"\xf6"
     for request in requests:
@@ -230,20 +230,56 @@ def encode_requests(requests: Sequence[Request]) -> bytes:
             known_options = options
             known_bytes = b"\xf6" if options is None else cbor2.dumps(options)
         name = request.topic.encode()
-        parts.append(_request_head(0x851B, request.id, 0x1800 | request.op, 0x7800 | len(name)))
-        parts.append(name)
-        parts.append(_bytes_head(0x5A, len(body)))
-        parts.append(body)
-        parts.append(known_bytes)
-    size = _payload_bytes(parts)
-    if size > LINK_MAX_FRAME_BYTES:
+        writer.append(0x85)  # array of 5
+        _put_u64(writer, request.id)
+        writer.append(0x18)  # u8
+        writer.append(request.op)
+        writer.append(0x78)  # text, length as u8
+        writer.append(len(name))
+        writer.write(name)
+        _put_length(writer, 0x5A, len(body))
+        if len(body) < _COPIED_BELOW_BYTES:
+            writer.write(body)
+        else:
+            parts.append(writer.getvalue())
+            parts.append(body)
+            writer = BytesWriter()
+        writer.write(known_bytes)
+    parts.append(writer.getvalue())
+    frame_bytes = _finish_frame(parts, len(requests))
+    if frame_bytes is None:
         first, second = _halves(requests)
         return encode_requests(first) + encode_requests(second)
-    parts[0] = _frame_head(size, 0x9A, len(requests))
+    return frame_bytes
+
+
+def _put_u64(writer: BytesWriter, number: int) -> None:
+    writer.append(0x1B)
+    put_u64_be(writer, number)
+
+
+def _put_length(writer: BytesWriter, kind: int, length: int) -> None:
+    """Of an array (0x9A) or a byte string (0x5A), as u32."""
+    writer.append(kind)
+    write_i32_be(writer, length)
+
+
+def _finish_frame(parts: list[bytes], messages: int) -> bytes | None:
+    """Puts its head into the first part, which is empty yet. None: too large for one frame."""
+    size = _ARRAY_HEAD_BYTES
+    for part in parts:  # compiled, quicker than `sum` and `map`
+        size += len(part)
+    if size > LINK_MAX_FRAME_BYTES:
+        return None
+    head = BytesWriter()
+    write_i32_be(head, size)
+    _put_length(head, 0x9A, messages)
+    parts[0] = head.getvalue()
     return b"".join(parts)
 
 
 def decode_requests(payload: bytes) -> list[Request]:
+    """From any CBOR; shared/plain_frames.py is quicker with what we encode."""
     return [_request(message) for message in _messages(payload)]
 
 
@@ -266,9 +302,6 @@ def _request(message: object) -> Request:
 
 # --- answers and notices ----------------------------------------------------------------------------------
 
-_answer_head: Final = Struct(">HQBHBI").pack  # array of n, u64 | id | u16 | status | u32 bytes | length
-_extent: Final = Struct(">HQBQBQ").pack  # array of 3, u64 | file | u64 | offset | u64 | length
-
 
 def encode_answers(messages: Sequence[ServerMessage]) -> bytes:
     """One frame with these messages in order; more than one only if they would not fit.
@@ -276,70 +309,78 @@ def encode_answers(messages: Sequence[ServerMessage]) -> bytes:
     Answers of one turn often share one `timings` object: it travels with the first of them.
     """
     parts: list[bytes] = [b""]
+    writer = BytesWriter()
     told: Timings | None = None
     for message in messages:
+        if type(message) is Stats:
+            _put_stats(writer, message)
+            continue
         if type(message) is not Answer:
-            parts.append(_encode_notice(message))
+            writer.write(_encode_notice(message))
             continue
         body, timings, extents = message.body, message.timings, message.extents
-        parts.append(
-            _answer_head(
-                0x841B if extents is None else 0x861B, message.id, 0x19, message.status, 0x5A, len(body)
-            )
-        )
-        parts.append(body)
+        writer.append(0x84 if extents is None else 0x86)  # array
+        _put_u64(writer, message.id)
+        writer.append(0x19)  # u16
+        write_i16_be(writer, message.status)
+        _put_length(writer, 0x5A, len(body))
+        if len(body) < _COPIED_BELOW_BYTES:
+            writer.write(body)
+        else:
+            parts.append(writer.getvalue())
+            parts.append(body)
+            writer = BytesWriter()
         if timings is None:
-            parts.append(_NULL)
+            writer.append(0xF6)  # null
         elif timings is told:
-            parts.append(_SAME_TIMINGS)
+            writer.append(0xF5)  # true: the same as before
         else:
             told = timings
-            parts.append(_encode_timings(timings))
+            _put_timings(writer, timings)
         if extents is not None:
+            _put_extents(writer, extents)
             tail = message.tail or b""
-            parts.append(_bytes_head(0x9A, len(extents)))
-            parts.extend([_extent(0x831B, e[0], 0x1B, e[1], 0x1B, e[2]) for e in extents])
-            parts.append(_bytes_head(0x5A, len(tail)))
-            parts.append(tail)
-    size = _payload_bytes(parts)
-    if size > LINK_MAX_FRAME_BYTES:
+            _put_length(writer, 0x5A, len(tail))
+            writer.write(tail)
+    parts.append(writer.getvalue())
+    frame_bytes = _finish_frame(parts, len(messages))
+    if frame_bytes is None:
         first, second = _halves(messages)
         return encode_answers(first) + encode_answers(second)
-    parts[0] = _frame_head(size, 0x9A, len(messages))
-    return b"".join(parts)
+    return frame_bytes
 
 
-_NULL: Final = b"\xf6"
-_SAME_TIMINGS: Final = b"\xf5"  # true
-_map_head: Final = Struct(">BB").pack  # a map, of u8 entries
-_double: Final = Struct(">d").pack
-_stats: Final = Struct(">IQBQ").pack  # array of 4, notice, kind, u64 | topics | u64 | bytes
-STATS_MARK: Final = 0x8400031B
-
-
-def _encode_timings(timings: Timings) -> bytes:
-    """By hand, like the heads: every turn has one, and `cbor2.dumps` takes longer than the rest of its frame."""
-    parts = [_map_head(0xB8, len(timings))]
+def _put_timings(writer: BytesWriter, timings: Timings) -> None:
+    """By hand, like the rest: every turn has one, and `cbor2.dumps` takes longer than all else in its frame."""
+    writer.append(0xB8)  # map, of u8 entries
+    writer.append(len(timings))
     for name, value in timings.items():
-        parts.append(_TIMING_HEADS.get(name) or _timing_head(name))
-        parts.append(_double(value))
-    return b"".join(parts)
+        text = name.encode()
+        writer.append(0x78)  # text, length as u8
+        writer.append(len(text))
+        writer.write(text)
+        writer.append(0xFB)  # double
+        write_f64_be(writer, value)
 
 
-def _timing_head(name: str) -> bytes:
-    """Its name, and the mark of a double."""
-    text = name.encode()
-    return bytes((0x78, len(text))) + text + b"\xfb"
+def _put_extents(writer: BytesWriter, extents: Sequence[tuple[int, int, int]]) -> None:
+    _put_length(writer, 0x9A, len(extents))
+    for extent in extents:
+        writer.append(0x83)  # array of 3
+        _put_u64(writer, extent[0])
+        _put_u64(writer, extent[1])
+        _put_u64(writer, extent[2])
 
 
-_TIMING_HEADS: Final = {
-    name: _timing_head(name) for name in ("wal_append_ms", "fsync_ms", "throttle_wait_ms", "records_scanned")
-}
+def _put_stats(writer: BytesWriter, stats: Stats) -> None:
+    writer.append(0x84)  # array of 4
+    writer.append(_NOTICE_ID)
+    writer.append(_STATS)
+    _put_u64(writer, stats.topics)
+    _put_u64(writer, stats.bytes)
 
 
 def _encode_notice(notice: ServerMessage) -> bytes:
-    if type(notice) is Stats:
-        return _stats(STATS_MARK, notice.topics, 0x1B, notice.bytes)
     match notice:
         case FileOpened(file):
             return cbor2.dumps([_NOTICE_ID, _FILE_OPENED, file])
@@ -616,14 +657,6 @@ def loads(payload: bytes) -> object:
         return cast(object, cbor2.loads(payload, max_depth=16))
     except Exception as err:  # whatever garbage provokes in the decoder, it is one and the same fault to us
         raise LinkError(f"a frame is not CBOR: {err!s:.200}") from err
-
-
-def _payload_bytes(parts: list[bytes]) -> int:
-    """Of a frame whose first part, which will be its head, is empty yet."""
-    size = _ARRAY_HEAD_BYTES
-    for part in parts:  # compiled, quicker than `sum` and `map`
-        size += len(part)
-    return size
 
 
 def _halves(messages: Sequence[_M]) -> tuple[Sequence[_M], Sequence[_M]]:

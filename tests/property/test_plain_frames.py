@@ -1,4 +1,4 @@
-"""The short way to read frames comes to the same as the general decoder, whatever the bytes are."""
+"""The short way to read frames comes to the same as the general decoder, whatever the bytes, wherever they stand."""
 
 from __future__ import annotations
 
@@ -13,14 +13,19 @@ from shared.wire import Answer, FileExtent, LinkError, Request, Stats
 from tests.property.test_wire_props import messages, payload_of, requests
 
 SHARED = {"wal_append_ms": 0.25, "fsync_ms": 0.0}
-PLAIN_REQUESTS = [Request(1, wire.Op.APPEND, "orders", b'{"records":[]}'), Request(2**64 - 1, 255, "", b"")]
+PLAIN_REQUESTS = [
+    Request(1, wire.Op.APPEND, "orders", b'{"records":[]}'),
+    Request(2**63 - 1, 255, "", b""),
+    Request(3, wire.Op.READ, "orders", b"x" * 5000),
+]
 PLAIN_MESSAGES: list[wire.ServerMessage] = [
     Answer(1, 200, b'{"seqs":[1]', SHARED),
     Answer(2, 404, b"", SHARED),
-    Stats(3, 2**64 - 1),
-    Answer(3, 200, b"[", None, [FileExtent(1, 2, 3), FileExtent(2**63, 0, 0)], b"]"),
+    Stats(3, 2**63 - 1),
+    Answer(3, 200, b"[", None, [FileExtent(1, 2, 3), FileExtent(2**63 - 1, 0, 0)], b"]"),
     Answer(4, 200, b"[", {"records_scanned": 5.0}, [], b""),
 ]
+BEFORE, BEHIND = b"\x9a\x00", b"\xf6\x84\x00\x03"
 
 
 def outcome(decode: Callable[[bytes], object], payload: bytes) -> object:
@@ -30,23 +35,34 @@ def outcome(decode: Callable[[bytes], object], payload: bytes) -> object:
         return err.message
 
 
+def plain_requests(payload: bytes) -> list[Request]:
+    """In the middle of a buffer, where a wrong step finds bytes to read."""
+    return plain_frames.decode_requests(BEFORE + payload + BEHIND, len(BEFORE), len(BEFORE) + len(payload))
+
+
+def plain_answers(payload: bytes) -> list[wire.ServerMessage]:
+    return plain_frames.decode_answers(BEFORE + payload + BEHIND, len(BEFORE), len(BEFORE) + len(payload))
+
+
 @given(requests)
 def test_requests(sent: list[Request]) -> None:
-    assert plain_frames.decode_requests(payload_of(wire.encode_requests(sent))) == sent
+    assert plain_requests(payload_of(wire.encode_requests(sent))) == sent
 
 
 @given(messages)
 def test_answers_and_notices(sent: list[wire.ServerMessage]) -> None:
-    assert plain_frames.decode_answers(payload_of(wire.encode_answers(sent))) == sent
+    assert plain_answers(payload_of(wire.encode_answers(sent))) == sent
 
 
 def test_what_we_encode_takes_the_short_way() -> None:
-    assert plain_frames._requests(payload_of(wire.encode_requests(PLAIN_REQUESTS))) == PLAIN_REQUESTS
-    assert plain_frames._answers(payload_of(wire.encode_answers(PLAIN_MESSAGES))) == PLAIN_MESSAGES
+    payload = payload_of(wire.encode_requests(PLAIN_REQUESTS))
+    assert plain_frames._requests(payload, 0, len(payload)) == PLAIN_REQUESTS
+    payload = payload_of(wire.encode_answers(PLAIN_MESSAGES))
+    assert plain_frames._answers(payload, 0, len(payload)) == PLAIN_MESSAGES
 
 
 def test_answers_that_share_timings_share_the_object() -> None:
-    first, second, *_ = plain_frames.decode_answers(payload_of(wire.encode_answers(PLAIN_MESSAGES)))
+    first, second, *_ = plain_answers(payload_of(wire.encode_answers(PLAIN_MESSAGES)))
     assert isinstance(first, Answer) and isinstance(second, Answer)
     assert first.timings is second.timings is not None
 
@@ -54,8 +70,8 @@ def test_answers_that_share_timings_share_the_object() -> None:
 @pytest.mark.parametrize(
     ("decode", "general", "payload"),
     [
-        (plain_frames.decode_requests, wire.decode_requests, wire.encode_requests(PLAIN_REQUESTS)[4:]),
-        (plain_frames.decode_answers, wire.decode_answers, wire.encode_answers(PLAIN_MESSAGES)[4:]),
+        (plain_requests, wire.decode_requests, wire.encode_requests(PLAIN_REQUESTS[:2])[4:]),
+        (plain_answers, wire.decode_answers, wire.encode_answers(PLAIN_MESSAGES)[4:]),
     ],
 )
 def test_a_byte_that_is_lost_added_or_changed(
@@ -74,5 +90,5 @@ def test_a_byte_that_is_lost_added_or_changed(
 @given(st.binary(max_size=200), st.booleans())
 def test_garbage(garbage: bytes, framed: bool) -> None:
     payload = b"\x9a\x00\x00\x00\x02" + garbage if framed else garbage
-    assert outcome(plain_frames.decode_requests, payload) == outcome(wire.decode_requests, payload)
-    assert outcome(plain_frames.decode_answers, payload) == outcome(wire.decode_answers, payload)
+    assert outcome(plain_requests, payload) == outcome(wire.decode_requests, payload)
+    assert outcome(plain_answers, payload) == outcome(wire.decode_answers, payload)

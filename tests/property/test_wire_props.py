@@ -47,6 +47,17 @@ def test_requests_come_back_as_they_were_sent(sent: list[Request]) -> None:
     assert wire.decode_requests(payload_of(wire.encode_requests(sent))) == sent
 
 
+@pytest.mark.parametrize("size", [4095, 4096, 100_000])
+def test_answers_with_large_bodies_come_back_too(size: int) -> None:
+    sent: list[wire.ServerMessage] = [
+        Answer(1, 200, b"a", {"x": 1.0}),
+        Answer(2, 200, b"b" * size),
+        Stats(3, 4),
+        Answer(5, 200, b"c" * size, None, [(6, 7, 8)], b"tail"),
+    ]
+    assert wire.decode_answers(payload_of(wire.encode_answers(sent))) == sent
+
+
 @given(messages)
 def test_answers_and_notices_come_back_in_order(sent: list[wire.ServerMessage]) -> None:
     assert wire.decode_answers(payload_of(wire.encode_answers(sent))) == sent
