@@ -1,0 +1,54 @@
+"""Parts of trio that a server does not use are not there, and whoever asks for one gets the real one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+START = """
+import sys
+from shared.io.late_modules import lighten_trio
+lighten_trio()
+import trio
+late = ["_dtls", "_file_io", "_highlevel_open_tcp_stream", "_highlevel_open_unix_stream", "_highlevel_ssl_helpers"]
+late += ["_path", "_ssl", "_subprocess"]
+assert not {f"trio.{name}" for name in late} & set(sys.modules)
+assert not {"subprocess", "pathlib"} & set(sys.modules)
+"""
+WHOLE = "import trio; print(*sorted(n for n in dir(trio) if n[0] != '_'), *dir(trio.lowlevel))"
+
+
+def run(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "from trio._ssl import SSLStream; assert trio.SSLStream is SSLStream",
+        "from trio import DTLSEndpoint, Path, open_file; assert Path is sys.modules['trio._path'].Path",
+        "assert trio.open_unix_socket is trio.open_unix_socket",
+        "assert trio.run(trio.run_process, ['true']).returncode == 0",
+        "assert trio.run(trio.Path('/').exists)",
+        "assert trio.lowlevel.open_process is sys.modules['trio._subprocess'].open_process",
+        "import trio.testing; assert trio.SSLListener and not hasattr(trio, 'nonsense')",
+        "assert not hasattr(trio.lowlevel, 'nonsense')",
+        # Called again, as a process does that was forked from one which has trio, it changes nothing.
+        "lighten_trio(); import trio; assert trio.SSLStream",
+        "from importlib import reload; reload(trio); assert trio.SSLStream and trio.run",
+        "from concurrent.futures import ThreadPoolExecutor as P\n"
+        "with P(8) as pool: assert len(set(pool.map(lambda _: trio.SSLStream, range(64)))) == 1",
+    ],
+)
+def test_a_part_is_the_real_one_when_it_is_used(use: str) -> None:
+    run(f"{START}\n{use}")
+
+
+def test_every_public_name_is_there_all_the_same() -> None:
+    names = run(WHOLE).split()
+    assert {"run", "SSLStream", "open_process"} <= set(names)
+    run(f"{START}\nfor name in {names!r}: assert hasattr(trio, name) or hasattr(trio.lowlevel, name), name")
