@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Protocol
+
+import msgspec
 
 from shard_worker.adoption import Adoption
 from shard_worker.core.seal_pace import SealPace
@@ -57,8 +58,7 @@ class Keeper(Protocol):
     def keeps_snapshot(self, number: int) -> bool: ...
 
 
-@dataclass(slots=True)
-class MaintenanceCounters:
+class MaintenanceCounters(msgspec.Struct):
     seals: int = 0
     snapshots: int = 0
     relocated: int = 0
@@ -67,7 +67,7 @@ class MaintenanceCounters:
     compactions_refused: int = 0
     failures: int = 0
     last_failure: str = ""
-    retired_files: list[File] = field(default_factory=list)
+    retired_files: list[File] = msgspec.field(default_factory=list)
 
 
 class Maintenance:
