@@ -5,7 +5,7 @@ OpenSSL, which is 5 MB in each process. `load_late` puts a module in their place
 first asked for anything. (`importlib.util.LazyLoader` would do it at the second import already.) And `ctypes.util` is
 asked where the library of threads is, to give them names: it would run a program, ldconfig, to find what has the same
 name everywhere, and brings several formats of compression with it. What trio has of its own for such things stays away,
-too: `shared/io/parts_of_trio.py`.
+too: `shared/io/light_packages.py`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import threading
 from functools import partial
 from types import ModuleType
 
-from shared.io.parts_of_trio import import_parts_on_demand
+from shared.io.light_packages import lighten_packages
 
 _lock = threading.RLock()
 
@@ -55,8 +55,8 @@ def load_late(*names: str) -> None:
 
 
 def lighten_trio() -> None:
-    """To be called before trio is imported."""
-    import_parts_on_demand()
+    """To be called before trio is imported, and msgspec."""
+    lighten_packages()
     load_late("ssl", "hmac", "ctypes.util")
     util = sys.modules["ctypes.util"]
     if isinstance(util, _LateModule):
