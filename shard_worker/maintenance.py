@@ -41,6 +41,8 @@ from shared.limits import (
     SEAL_PASS_MAX_BYTES,
     SNAPSHOT_EVERY_WAL_BYTES,
     SNAPSHOT_EVERY_WAL_FRAMES,
+    SNAPSHOT_LEAST_SHARE,
+    SNAPSHOT_MANY_TOPICS,
     SWEEP_TOPICS_PER_TICK,
     WAL_MAX_FILES_BEFORE_SEAL,
 )
@@ -252,11 +254,17 @@ class Maintenance:
         return self._relocate_job()
 
     def _is_snapshot_due(self) -> bool:
-        counters = self._engine.wal.counters
+        counters, (every_bytes, every_frames) = self._engine.wal.counters, self._snapshot_every()
         return (
-            counters.bytes - self._bytes_at_snapshot >= SNAPSHOT_EVERY_WAL_BYTES
-            or counters.frames - self._frames_at_snapshot >= SNAPSHOT_EVERY_WAL_FRAMES
+            counters.bytes - self._bytes_at_snapshot >= every_bytes
+            or counters.frames - self._frames_at_snapshot >= every_frames
         )
+
+    def _snapshot_every(self) -> tuple[int, int]:
+        """So many bytes or frames of the log: sooner where a snapshot is small, because a start replays the rest."""
+        topics = len(self._engine.state.catalog)
+        share = min(1.0, max(SNAPSHOT_LEAST_SHARE, topics / SNAPSHOT_MANY_TOPICS))
+        return int(SNAPSHOT_EVERY_WAL_BYTES * share), int(SNAPSHOT_EVERY_WAL_FRAMES * share)
 
     def _mark_oldest_file(self) -> None:
         """Topics whose records hold the oldest log file back."""
@@ -344,9 +352,9 @@ class Maintenance:
         if self._writer is not None:
             self._writer.abandon()
             self._writer = None
-        counters = self._engine.wal.counters
-        self._bytes_at_snapshot = counters.bytes - SNAPSHOT_EVERY_WAL_BYTES * 7 // 8
-        self._frames_at_snapshot = counters.frames - SNAPSHOT_EVERY_WAL_FRAMES * 7 // 8
+        counters, (every_bytes, every_frames) = self._engine.wal.counters, self._snapshot_every()
+        self._bytes_at_snapshot = counters.bytes - every_bytes * 7 // 8
+        self._frames_at_snapshot = counters.frames - every_frames * 7 // 8
 
     def _step_snapshot(self) -> SnapshotJob | None:
         """A slice of topics; the job itself once all are written."""

@@ -67,6 +67,12 @@ SNAPSHOT_EVERY_WAL_FRAMES: Final = 1_000_000
 """WAL frames since the last snapshot after which the next one is taken: of small frames replay costs time by the
 frame, not by the byte."""
 
+SNAPSHOT_MANY_TOPICS: Final = 16_384
+"""A snapshot is as large as there are topics. With fewer than these the two bounds above are lower in proportion."""
+
+SNAPSHOT_LEAST_SHARE: Final = 1 / 8
+"""But not below this share of them, with however few topics: each snapshot is a handful of syncs, too."""
+
 SEAL_REST_S: Final = 1.0
 """Seconds between two sealing passes: what becomes due by its records or bytes meanwhile is sealed together. Shorter
 in proportion with a `segment_max_events` below its default: that asks for smaller segments."""
