@@ -80,8 +80,9 @@ def _become(module: str, control_fd: int, status_fd: int) -> None:
             with suppress(OSError):  # that of the listing itself
                 os.close(int(name))
     argv = ["--status-fd", str(status_fd)]
-    # The room is that of the command line of whom we were forked from, which may be as short as `topicsd serve`.
-    _show_as([sys.executable, "-P", "-m", module, *argv]) or _show_as(["python", "-m", module])
+    # The room is that of the command line we were forked from, which may be as short as `topicsd serve`.
+    words = [sys.executable, "-P", "-m", module, *argv]
+    _show_as(words) or _show_as(["python", *words[1:]]) or _show_as(["python", "-m", module])
     sys.argv[1:] = argv
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

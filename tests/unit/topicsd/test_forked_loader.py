@@ -45,7 +45,7 @@ sys.stdout.buffer.write(told)
 """
 
 
-def tell(directory: Path, *words: str, **environment: str) -> dict[str, object]:
+def tell(directory: Path, *words: str, python: str = sys.executable, **environment: str) -> dict[str, object]:
     """What a child finds that is forked for a process with these words in its command line."""
     found = directory / "installed"
     found.mkdir()
@@ -54,9 +54,16 @@ def tell(directory: Path, *words: str, **environment: str) -> dict[str, object]:
     (directory / "forked_child.py").write_text("raise SystemExit(3)")
     (directory / "parent.py").write_text(PARENT)
     done = subprocess.run(
-        [sys.executable, "-m", "parent", *words],
+        [python, "-m", "parent", *words],
+        executable=sys.executable,
         cwd=directory,
-        env={**os.environ, "PYTHONPATH": f"{found}:{ROOT}", "PYTHONSAFEPATH": "", **environment},
+        env={
+            **os.environ,
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PYTHONPATH": f"{found}:{ROOT}",
+            "PYTHONSAFEPATH": "",
+            **environment,
+        },
         capture_output=True,
         check=True,
     )
@@ -76,8 +83,20 @@ def test_a_child_has_nothing_of_the_supervisors(tmp_path: Path) -> None:
     assert told["shown"] == [sys.executable, "-P", "-m", "forked_child", "--status-fd", status_fd]
 
 
-def test_where_the_command_line_is_short_a_child_shows_its_name(tmp_path: Path) -> None:
-    assert tell(tmp_path)["shown"] == ["python", "-m", "forked_child"]
+@pytest.mark.parametrize(
+    ("room", "shown"),
+    [
+        (4, ["python", "-m", "parent", "xxxx"]),  # not even for the name
+        (5, ["python", "-m", "forked_child"]),
+        (22, ["python", "-P", "-m", "forked_child", "--status-fd", "5"]),
+    ],
+)
+def test_where_the_command_line_is_short_a_child_shows_what_fits(
+    tmp_path: Path, room: int, shown: list[str]
+) -> None:
+    told = tell(tmp_path, "x" * room, python="python")
+    assert told["argv"] == ["--status-fd", "5"]
+    assert told["shown"] == shown
 
 
 def test_with_a_secret_in_the_environment_nothing_is_forked(monkeypatch: pytest.MonkeyPatch) -> None:
