@@ -41,8 +41,9 @@ from shared.limits import (
     SEAL_PASS_MAX_BYTES,
     SNAPSHOT_EVERY_WAL_BYTES,
     SNAPSHOT_EVERY_WAL_FRAMES,
-    SNAPSHOT_LEAST_SHARE,
     SNAPSHOT_MANY_TOPICS,
+    SNAPSHOT_SOONEST_WAL_BYTES,
+    SNAPSHOT_SOONEST_WAL_FRAMES,
     SWEEP_TOPICS_PER_TICK,
     WAL_MAX_FILES_BEFORE_SEAL,
 )
@@ -262,9 +263,17 @@ class Maintenance:
 
     def _snapshot_every(self) -> tuple[int, int]:
         """So many bytes or frames of the log: sooner where a snapshot is small, because a start replays the rest."""
-        topics = len(self._engine.state.catalog)
-        share = min(1.0, max(SNAPSHOT_LEAST_SHARE, topics / SNAPSHOT_MANY_TOPICS))
-        return int(SNAPSHOT_EVERY_WAL_BYTES * share), int(SNAPSHOT_EVERY_WAL_FRAMES * share)
+        share = min(1.0, len(self._engine.state.catalog) / SNAPSHOT_MANY_TOPICS)
+        return (
+            min(
+                SNAPSHOT_EVERY_WAL_BYTES,
+                max(SNAPSHOT_SOONEST_WAL_BYTES, int(SNAPSHOT_EVERY_WAL_BYTES * share)),
+            ),
+            min(
+                SNAPSHOT_EVERY_WAL_FRAMES,
+                max(SNAPSHOT_SOONEST_WAL_FRAMES, int(SNAPSHOT_EVERY_WAL_FRAMES * share)),
+            ),
+        )
 
     def _mark_oldest_file(self) -> None:
         """Topics whose records hold the oldest log file back."""

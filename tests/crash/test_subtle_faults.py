@@ -379,6 +379,7 @@ def log_at_first_snapshot(topics: int) -> int:
         driver.put(f"t{number}")
     with (
         patch.object(maintenance_module, "SNAPSHOT_EVERY_WAL_BYTES", 80_000),
+        patch.object(maintenance_module, "SNAPSHOT_SOONEST_WAL_BYTES", 10_000),
         patch.object(maintenance_module, "SNAPSHOT_MANY_TOPICS", 16),
     ):
         while not driver.shard.maintenance.counters.snapshots:
@@ -399,7 +400,7 @@ def test_a_snapshot_that_failed_is_not_tried_again_before_more_is_written() -> N
     driver = ShardDriver(cold_dir=None)
     driver.put("t")
     maintenance = driver.shard.maintenance
-    with patch.object(maintenance_module, "SNAPSHOT_EVERY_WAL_BYTES", 80_000):
+    with patch.object(maintenance_module, "SNAPSHOT_SOONEST_WAL_BYTES", 10_000):
         for _ in range(100):
             driver.append("t", [{"data": "x" * 100}])
         driver.sync()
