@@ -8,7 +8,6 @@ maintenance goes on and only leaves these files where they are.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, field
 
 import msgspec
 
@@ -98,11 +97,10 @@ def plan_backup(shard: Shard) -> ShardPlan:
     )
 
 
-@dataclass(slots=True)
-class Pins:
+class Pins(msgspec.Struct):
     """A keeper of maintenance: what any plan under way still needs."""
 
-    _plans: dict[Hashable, ShardPlan] = field(default_factory=dict)
+    _plans: dict[Hashable, ShardPlan] = msgspec.field(default_factory=dict)
     _segments: frozenset[int] = frozenset()
 
     def add(self, owner: Hashable, plan: ShardPlan) -> None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Protocol
+
+import msgspec
 
 from shard_worker.adoption import Adoption
 from shard_worker.core.seal_pace import SealPace
@@ -40,6 +41,9 @@ from shared.limits import (
     SEAL_PASS_MAX_BYTES,
     SNAPSHOT_EVERY_WAL_BYTES,
     SNAPSHOT_EVERY_WAL_FRAMES,
+    SNAPSHOT_MANY_TOPICS,
+    SNAPSHOT_SOONEST_WAL_BYTES,
+    SNAPSHOT_SOONEST_WAL_FRAMES,
     SWEEP_TOPICS_PER_TICK,
     WAL_MAX_FILES_BEFORE_SEAL,
 )
@@ -57,8 +61,7 @@ class Keeper(Protocol):
     def keeps_snapshot(self, number: int) -> bool: ...
 
 
-@dataclass(slots=True)
-class MaintenanceCounters:
+class MaintenanceCounters(msgspec.Struct):
     seals: int = 0
     snapshots: int = 0
     relocated: int = 0
@@ -67,7 +70,7 @@ class MaintenanceCounters:
     compactions_refused: int = 0
     failures: int = 0
     last_failure: str = ""
-    retired_files: list[File] = field(default_factory=list)
+    retired_files: list[File] = msgspec.field(default_factory=list)
 
 
 class Maintenance:
@@ -252,10 +255,24 @@ class Maintenance:
         return self._relocate_job()
 
     def _is_snapshot_due(self) -> bool:
-        counters = self._engine.wal.counters
+        counters, (every_bytes, every_frames) = self._engine.wal.counters, self._snapshot_every()
         return (
-            counters.bytes - self._bytes_at_snapshot >= SNAPSHOT_EVERY_WAL_BYTES
-            or counters.frames - self._frames_at_snapshot >= SNAPSHOT_EVERY_WAL_FRAMES
+            counters.bytes - self._bytes_at_snapshot >= every_bytes
+            or counters.frames - self._frames_at_snapshot >= every_frames
+        )
+
+    def _snapshot_every(self) -> tuple[int, int]:
+        """So many bytes or frames of the log: sooner where a snapshot is small, because a start replays the rest."""
+        share = min(1.0, len(self._engine.state.catalog) / SNAPSHOT_MANY_TOPICS)
+        return (
+            min(
+                SNAPSHOT_EVERY_WAL_BYTES,
+                max(SNAPSHOT_SOONEST_WAL_BYTES, int(SNAPSHOT_EVERY_WAL_BYTES * share)),
+            ),
+            min(
+                SNAPSHOT_EVERY_WAL_FRAMES,
+                max(SNAPSHOT_SOONEST_WAL_FRAMES, int(SNAPSHOT_EVERY_WAL_FRAMES * share)),
+            ),
         )
 
     def _mark_oldest_file(self) -> None:
@@ -344,9 +361,9 @@ class Maintenance:
         if self._writer is not None:
             self._writer.abandon()
             self._writer = None
-        counters = self._engine.wal.counters
-        self._bytes_at_snapshot = counters.bytes - SNAPSHOT_EVERY_WAL_BYTES * 7 // 8
-        self._frames_at_snapshot = counters.frames - SNAPSHOT_EVERY_WAL_FRAMES * 7 // 8
+        counters, (every_bytes, every_frames) = self._engine.wal.counters, self._snapshot_every()
+        self._bytes_at_snapshot = counters.bytes - every_bytes * 7 // 8
+        self._frames_at_snapshot = counters.frames - every_frames * 7 // 8
 
     def _step_snapshot(self) -> SnapshotJob | None:
         """A slice of topics; the job itself once all are written."""

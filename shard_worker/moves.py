@@ -7,7 +7,6 @@ both places; the repeat finds its identity at the destination and appends nothin
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -111,8 +110,7 @@ class Alone:
         on_reply(503, b"")
 
 
-@dataclass(slots=True)
-class _Told:
+class _Told(msgspec.Struct):
     """A sink for requests that the shard makes to itself, or hears of first."""
 
     on_answer: Callable[[int], None]

@@ -6,9 +6,10 @@ The process (shard_worker/worker.py) and the tests open shards through here; not
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from shard_worker.commit import Clock
 from shard_worker.core.topic import REASON_MIXED, REASON_RECREATED
@@ -30,13 +31,12 @@ if TYPE_CHECKING:
     from shard_worker.wal_archive import WalArchive
 
 
-@dataclass(slots=True)
-class Shard:
+class Shard(msgspec.Struct):
     engine: Engine
     maintenance: Maintenance
     store: RecordStore
     report: Report
-    pressure: Pressure = field(default_factory=Pressure)
+    pressure: Pressure = msgspec.field(default_factory=Pressure)
     archive: WalArchive | None = None
 
     @classmethod

@@ -12,7 +12,6 @@ K3 The segments that become one stand next to each other in the order of every t
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import takewhile
 from typing import NamedTuple, cast
@@ -71,17 +70,16 @@ class TopicView(msgspec.Struct, frozen=True):
         return dead | (inside & self.deleted)
 
 
-@dataclass(slots=True)
-class Basis:
+class Basis(msgspec.Struct):
     """Snapshot and manifest together: what a plan stands on."""
 
     shard: int
     manifest: Manifest
     manifest_checksum: int
     snapshot: int
-    cold: set[int] = field(default_factory=set)
+    cold: set[int] = msgspec.field(default_factory=set)
     """Segments that the snapshot knows to be in the cold tier."""
-    topics: dict[int, TopicView] = field(default_factory=dict)
+    topics: dict[int, TopicView] = msgspec.field(default_factory=dict)
     """By id. A topic that is not here was deleted, and all its records are dead."""
 
     def candidates(self) -> list[ManifestSegment]:

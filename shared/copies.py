@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from dataclasses import dataclass
 from itertools import accumulate
 
 import cbor2
+import msgspec
 
 from shared.columns import Columns, encode_columns
 from shared.format_errors import BadBytes
@@ -20,8 +20,7 @@ from shared.int_arrays import dump, load_u64
 from shared.wire import LinkError, loads
 
 
-@dataclass(slots=True)
-class Copies:
+class Copies(msgspec.Struct):
     seqs: array[int]
     """Of the records at their source, ascending."""
     tails: bytes

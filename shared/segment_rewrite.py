@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TypeVar
 
 import msgspec
@@ -76,8 +75,7 @@ class OpenSegment(msgspec.Struct, frozen=True):
             ) from err
 
 
-@dataclass(slots=True)
-class Rewrite:
+class Rewrite(msgspec.Struct):
     """One segment made of several. Iterate over `run`, write what it yields; then look at the rest."""
 
     sources: Sequence[OpenSegment]
@@ -86,7 +84,7 @@ class Rewrite:
     dropped: Mapping[int, BitMap64]
     builder: SegmentBuilder
     block_bytes: int = BLOCK_TARGET_BYTES
-    removed: dict[SegmentTopic, BitMap64] = field(default_factory=dict)
+    removed: dict[SegmentTopic, BitMap64] = msgspec.field(default_factory=dict)
     """What was in the sources and is not in the result."""
 
     def run(self) -> Iterator[bytes]:

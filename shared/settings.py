@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeVar, cast
 
 import msgspec
+from msgspec import structs
 
 from shared import limits
 from shared.api_keys import ApiKey, KeyRing, parse_api_keys, parse_api_keys_file
@@ -30,8 +31,7 @@ FOREIGN_ENV_KEYS: Final = frozenset({"TOPICS_URL", "TOPICS_TOKEN"})
 FOREIGN_ENV_PREFIX: Final = "TOPICS_TEST_"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class Setting(msgspec.Struct, frozen=True, kw_only=True):
     """One row of the table. `parse` gets a string, or a TOML value, and raises ValueError."""
 
     name: str
@@ -477,7 +477,7 @@ class Settings:
 
 
 SETTINGS: Final[tuple[Setting, ...]] = tuple(
-    dataclasses.replace(cast(Setting, field.metadata["row"]), name=field.name)
+    structs.replace(cast(Setting, field.metadata["row"]), name=field.name)
     for field in dataclasses.fields(Settings)
     if "row" in field.metadata
 )

@@ -4,9 +4,10 @@ A body is handed over in parts, and build_frame copies it once. The hot path bui
 (shared/append_frame.py).
 """
 
-from dataclasses import dataclass
 from struct import Struct
 from typing import Final, NamedTuple
+
+import msgspec
 
 from shared.cbor_body import U64_MAX, as_list, as_text, as_uint, dump_map, list_of, load_map, without_none
 from shared.columns import COLUMNS_MASK, Columns
@@ -65,8 +66,7 @@ class AppendExtra(NamedTuple):
 NO_EXTRA = AppendExtra()
 
 
-@dataclass(slots=True)
-class AppendView:
+class AppendView(msgspec.Struct):
     """An append frame taken apart. Not frozen only because replay makes millions: that triples the cost."""
 
     first_seq: int

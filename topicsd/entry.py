@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from topicsd.loader_start import Loader, child_environment, raise_file_limit
+from topicsd.loader_start import SECRET_ENV, ForkedLoader, Loader, child_environment, raise_file_limit
 
 
 def main() -> None:
@@ -29,10 +29,9 @@ def _serve_if_plain(words: Sequence[str]) -> None:
     """Returns only if there is more to understand than flags and values."""
     raise_file_limit()
     # Before anything else: the children have more to load than we do.
-    try:
-        loader = Loader(env=child_environment(os.environ))
-    except OSError:
-        loader = None
+    loader = _start_loader()
+    if isinstance(loader, ForkedLoader) and loader.is_copy:
+        loader.run()
     from topicsd.forerunners import Forerunners
 
     with Forerunners(loader) as forerunners:
@@ -43,6 +42,15 @@ def _serve_if_plain(words: Sequence[str]) -> None:
 
             config_file = given.pop("config", None)
             sys.exit(run_server(settings_or_exit(config_file, given), loading=forerunners))
+
+
+def _start_loader() -> Loader | ForkedLoader | None:
+    try:
+        if any(name in os.environ for name in SECRET_ENV):
+            return Loader(env=child_environment(os.environ))
+        return ForkedLoader()
+    except OSError:
+        return None  # every child can be started by itself
 
 
 def plain_flags(words: Sequence[str]) -> dict[str, str] | None:

@@ -14,7 +14,7 @@ import socket
 from collections.abc import Sequence
 from typing import Final, Self
 
-from topicsd.loader_start import Loader
+from topicsd.loader_start import ForkedLoader, Loader
 from topicsd.spawn import Ends, Spawned, open_ends
 
 _PR_SET_CHILD_SUBREAPER: Final = 36
@@ -51,7 +51,7 @@ class AdoptedProcess:
 class Forerunners:
     """Children that were started ahead of time. Ends those that nobody took."""
 
-    def __init__(self, loader: Loader | None = None) -> None:
+    def __init__(self, loader: Loader | ForkedLoader | None = None) -> None:
         self._loader = loader
         self._asked_for: list[tuple[str, Ends]] = []
         self._pids: list[int] = []
@@ -109,7 +109,7 @@ class Forerunners:
         while self._waiting:
             self._waiting.pop()[1].discard()
 
-    def _take_over(self, loader: Loader) -> None:
+    def _take_over(self, loader: Loader | ForkedLoader) -> None:
         """The loader has ended, so its children are ours now."""
         loader.link.close()
         os.waitpid(loader.pid, 0)

@@ -1,10 +1,15 @@
-"""Starts the process that loads the children's code.
+"""Starts the process that loads the children's code: `topicsd/loader.py`.
 
-That is the first thing `topicsd serve` does, so this module imports little: not even `typing`.
+It is forked as soon as what all processes of the server share is loaded (`ForkedLoader`). With a secret in our
+environment it is started by argv instead, first of all (`Loader`): a fork has the environment of its parent, in
+`/proc` and in memory. That costs a second interpreter, and everything is loaded twice at the same time.
+
+This is the first code that `topicsd serve` runs, so it imports little: not even `typing`.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import socket
@@ -45,6 +50,43 @@ class Loader:
             raise
         finally:
             theirs.close()
+
+
+class ForkedLoader:
+    """The same, as a copy of this process."""
+
+    def __init__(self) -> None:
+        """Returns in both of them. Raises OSError. Nothing may run here yet, no loop and no thread."""
+        from topicsd.loader import load_what_all_share
+
+        load_what_all_share()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        # What is loaded stays for good: collections need not look at it, and it stays shared between processes.
+        gc.freeze()
+        try:
+            self.pid = os.fork()
+        except OSError:
+            ours.close()
+            theirs.close()
+            raise
+        self.is_copy = self.pid == 0
+        self.link, other = (theirs, ours) if self.is_copy else (ours, theirs)
+        other.close()
+
+    def run(self) -> None:
+        """What the copy has to go on with: it ends in here, and so do the children that it forks."""
+        from topicsd.loader import main
+
+        # What a process that is started by argv does not have in the first place.
+        os.setsid()
+        os.dup2(self.link.fileno(), 0)
+        self.link.close()
+        for name in MANAGER_ENV:
+            os.environ.pop(name, None)
+        if not sys.flags.safe_path:
+            # As by -P: it is where the server happens to be started, or where its script lies.
+            del sys.path[0]
+        main()
 
 
 def child_environment(env: Mapping[str, str]) -> dict[str, str]:

@@ -7,7 +7,6 @@ router changes is touched.
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass
 from itertools import accumulate
 
 import msgspec
@@ -40,8 +39,7 @@ _json = msgspec.json.encode
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-@dataclass(slots=True)
-class Step:
+class Step(msgspec.Struct):
     """What a router does next: tell of a loss, or send copies; then it has dealt with everything up to `upto`."""
 
     upto: int

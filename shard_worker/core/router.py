@@ -9,16 +9,16 @@ R2 what the destination says about its progress wins over `cursor` and `sent`: t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
+
+import msgspec
 
 from shared.cbor_body import Fields, as_list, as_map, as_text, as_uint
 from shared.router_frames import CursorRow, RouterDefined, as_cursor_row
 from shared.router_types import RouterRules
 
 
-@dataclass(slots=True, eq=False)
-class Router:
+class Router(msgspec.Struct, eq=False):
     name: str
     epoch: int
     dest: str

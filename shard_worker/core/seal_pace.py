@@ -8,11 +8,11 @@ taken since the process started. See docs/decisions/0013-paced-sealing.md.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+
+import msgspec
 
 
-@dataclass(slots=True)
-class SealPace:
+class SealPace(msgspec.Struct):
     rest_s: float
     max_bytes: int
     max_frames: int

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from contextlib import suppress
-from dataclasses import dataclass
+
+import msgspec
 
 from shard_worker.core.shard_state import SegmentEntry
 from shared.errors import CorruptSegment, DataDamage
@@ -23,8 +24,7 @@ from shared.store_layout import segment_file_name
 _COPY_BYTES = 4 << 20
 
 
-@dataclass(slots=True)
-class RelocateJob:
+class RelocateJob(msgspec.Struct):
     """`run` may be called in a thread."""
 
     fs: FileSystem
@@ -96,8 +96,7 @@ def describe_verified(file: File, number: int, digest: str) -> ManifestSegment:
     )
 
 
-@dataclass(slots=True)
-class ForgetJob:
+class ForgetJob(msgspec.Struct):
     """Segments in which nothing lives any more leave the manifest, then the directory. May run in a thread."""
 
     fs: FileSystem

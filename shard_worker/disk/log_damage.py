@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from dataclasses import dataclass, field
 
 import msgspec
 
@@ -72,16 +71,15 @@ def whose_records(frame: bytes, claimed_topic: int, state: ShardState) -> frozen
     return fitting if claimed_topic in fitting else None
 
 
-@dataclass(slots=True)
-class LogDamage:
-    gaps: list[LogGap] = field(default_factory=list)
-    holes: list[tuple[Topic, Hole]] = field(default_factory=list)
+class LogDamage(msgspec.Struct):
+    gaps: list[LogGap] = msgspec.field(default_factory=list)
+    holes: list[tuple[Topic, Hole]] = msgspec.field(default_factory=list)
     """Seqs that the next append behind a gap showed to be missing."""
-    known_upto: dict[int, int] = field(default_factory=dict)
+    known_upto: dict[int, int] = msgspec.field(default_factory=dict)
     """By topic id, how far in the log its head is certain: by its snapshot, or by its last append since."""
-    strangers: Counter[int] = field(default_factory=Counter)
+    strangers: Counter[int] = msgspec.field(default_factory=Counter)
     """Records of topics that nothing has told of, by topic id: their creation lies in a gap."""
-    _deleted: set[int] = field(default_factory=set)
+    _deleted: set[int] = msgspec.field(default_factory=set)
 
     def add(self, gap: LogGap, state: ShardState) -> None:
         if not self.gaps:

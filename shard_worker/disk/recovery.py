@@ -11,7 +11,8 @@ verify and repair, which run recovery on a file system that keeps the changes to
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+
+import msgspec
 
 from shard_worker.core.replay import replay_frame
 from shard_worker.core.shard_state import ShardState
@@ -43,19 +44,17 @@ _FIRST_GROUP_BYTES = 4096
 """A shard's first start writes less than this before its first sync."""
 
 
-@dataclass(slots=True)
-class Report:
+class Report(msgspec.Struct):
     """What recovery found, for the log and for `verify`."""
 
     frames: int = 0
     bytes: int = 0
-    notes: list[str] = field(default_factory=list)  # normal after a crash: torn tails, leftovers
-    damage: list[DataDamage] = field(default_factory=list)
-    log: LogDamage = field(default_factory=LogDamage)
+    notes: list[str] = msgspec.field(default_factory=list)  # normal after a crash: torn tails, leftovers
+    damage: list[DataDamage] = msgspec.field(default_factory=list)
+    log: LogDamage = msgspec.field(default_factory=LogDamage)
 
 
-@dataclass(slots=True)
-class Recovered:
+class Recovered(msgspec.Struct):
     state: ShardState
     wal: Wal
     store: RecordStore

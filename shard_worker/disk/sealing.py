@@ -8,7 +8,6 @@ what is live whatever a segment holds.
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
 
 import msgspec
 
@@ -57,8 +56,7 @@ def plan_share(topic: Topic) -> TopicShare | None:
     )
 
 
-@dataclass(slots=True)
-class SealJob:
+class SealJob(msgspec.Struct):
     """`run` may be called in a thread; afterwards `fact` says what was sealed (None: nothing was live)."""
 
     fs: FileSystem

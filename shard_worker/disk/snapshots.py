@@ -10,8 +10,9 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
 from itertools import islice
+
+import msgspec
 
 from shard_worker.core.shard_state import SegmentEntry, ShardState
 from shard_worker.core.topic import Topic
@@ -30,8 +31,7 @@ from shared.wal_format import LSN_OFFSET_BITS
 KEPT = 2  # the newest, and the one before in case the newest turns out to be unreadable
 
 
-@dataclass(slots=True)
-class SnapshotInfo:
+class SnapshotInfo(msgspec.Struct):
     """What a snapshot that exists on disk still needs."""
 
     number: int
@@ -132,8 +132,7 @@ class SnapshotWriter:
             self._fs.unlink(self._path + ".tmp")
 
 
-@dataclass(slots=True)
-class SnapshotJob:
+class SnapshotJob(msgspec.Struct):
     fs: FileSystem
     directory: str
     path: str
@@ -172,11 +171,10 @@ def remove_old_snapshots(
         fs.sync_dir(directory)
 
 
-@dataclass(slots=True)
-class LoadedSnapshot:
+class LoadedSnapshot(msgspec.Struct):
     state: ShardState
     info: SnapshotInfo | None = None  # None: there was no usable one
-    skipped: list[str] = field(default_factory=list)  # what was wrong with newer ones
+    skipped: list[str] = msgspec.field(default_factory=list)  # what was wrong with newer ones
 
 
 def load_newest(fs: FileSystem, directory: str, shard: int) -> LoadedSnapshot:

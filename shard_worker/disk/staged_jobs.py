@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 
 import msgspec
 from pyroaring import BitMap64
@@ -52,8 +51,7 @@ class _PendingReceipt(msgspec.Struct, frozen=True):
     adopted_ms: int
 
 
-@dataclass(slots=True)
-class ScanJob:
+class ScanJob(msgspec.Struct):
     """What lies in the staging directory, and receipts that can be completed."""
 
     fs: FileSystem
@@ -63,10 +61,10 @@ class ScanJob:
     now_ms: int
     answered: bool = False
     """The snapshot that was asked for has been taken since."""
-    staged: list[Staged] = field(default_factory=list)
-    unreadable: dict[str, str] = field(default_factory=dict)
+    staged: list[Staged] = msgspec.field(default_factory=list)
+    unreadable: dict[str, str] = msgspec.field(default_factory=dict)
     snapshot_wanted: bool = False
-    waiting: list[str] = field(default_factory=list)
+    waiting: list[str] = msgspec.field(default_factory=list)
     """Jobs whose old files are still there."""
 
     def run(self) -> None:
@@ -116,8 +114,7 @@ class ScanJob:
             self.fs.unlink(f"{directory}/{name}")
 
 
-@dataclass(slots=True)
-class VerifyJob:
+class VerifyJob(msgspec.Struct):
     """Everything that can be checked without stopping the shard; then the files move to where they will be served
     from. `views`: the topics with records in the old segments, as they stood when the job was planned."""
 
@@ -278,8 +275,7 @@ class VerifyJob:
             file.close()
 
 
-@dataclass(slots=True)
-class PublishJob:
+class PublishJob(msgspec.Struct):
     """The log says that the new segments are in use: a manifest that says so too, and the staging is cleared."""
 
     fs: FileSystem
@@ -321,8 +317,7 @@ class PublishJob:
             file.close()
 
 
-@dataclass(slots=True)
-class RefuseJob:
+class RefuseJob(msgspec.Struct):
     """Say why, and leave everything where it can be looked at."""
 
     fs: FileSystem

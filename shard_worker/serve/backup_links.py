@@ -9,8 +9,8 @@ forgets it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
+import msgspec
 import trio
 
 from shard_worker.backup_pins import Pins, plan_backup
@@ -25,8 +25,7 @@ from shared.wire import Request as WireRequest
 BACKUP_OPS = frozenset({Op.BACKUP_HOLD, Op.BACKUP_RELEASE})
 
 
-@dataclass(slots=True)
-class _Backup:
+class _Backup(msgspec.Struct):
     end: int
     holding: bool = True
     unbroken: bool = True  # did the hold last until it was released?

@@ -4,7 +4,8 @@
 OpenSSL, which is 5 MB in each process. `load_late` puts a module in their place that becomes the real one when it is
 first asked for anything. (`importlib.util.LazyLoader` would do it at the second import already.) And `ctypes.util` is
 asked where the library of threads is, to give them names: it would run a program, ldconfig, to find what has the same
-name everywhere, and brings several formats of compression with it.
+name everywhere, and brings several formats of compression with it. What trio has of its own for such things stays away,
+too: `shared/io/light_packages.py`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import sys
 import threading
 from functools import partial
 from types import ModuleType
+
+from shared.io.light_packages import lighten_packages
 
 _lock = threading.RLock()
 
@@ -52,7 +55,8 @@ def load_late(*names: str) -> None:
 
 
 def lighten_trio() -> None:
-    """To be called before trio is imported."""
+    """To be called before trio is imported, and msgspec."""
+    lighten_packages()
     load_late("ssl", "hmac", "ctypes.util")
     util = sys.modules["ctypes.util"]
     if isinstance(util, _LateModule):

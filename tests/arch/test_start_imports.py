@@ -20,7 +20,7 @@ HEAVY = FULL_LANE | {
     "asyncio", "multiprocessing", "concurrent", "http.client", "http.server", "email", "urllib.request",
     "importlib.metadata", "argparse", "difflib", "tomllib", "pydoc", "unittest", "xml", "sqlite3", "zipfile",
     "_ssl", "_hashlib", "prometheus_client", "obstore", "pyspark", "pyarrow", "duckdb", "httpx",
-    "click", "shutil", "tempfile", "lzma", "bz2",
+    "click", "shutil", "tempfile", "lzma", "bz2", "typing_extensions", "idna", "trio._ssl", "trio._subprocess",
 }  # fmt: skip
 OFFLINE = {
     "shard_worker.disk.repair", "shard_worker.disk.verify", "shard_worker.disk.survey", "shard_worker.moving",

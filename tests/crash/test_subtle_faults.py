@@ -372,6 +372,47 @@ def test_a_topic_that_cannot_be_sealed_does_not_keep_snapshots_from_starting() -
     assert counters.snapshots >= 2
 
 
+def log_at_first_snapshot(topics: int) -> int:
+    """How much is written to a shard with so many topics before it begins a snapshot by itself."""
+    driver = ShardDriver(cold_dir=None)
+    for number in range(topics):
+        driver.put(f"t{number}")
+    with (
+        patch.object(maintenance_module, "SNAPSHOT_EVERY_WAL_BYTES", 80_000),
+        patch.object(maintenance_module, "SNAPSHOT_SOONEST_WAL_BYTES", 10_000),
+        patch.object(maintenance_module, "SNAPSHOT_MANY_TOPICS", 16),
+    ):
+        while not driver.shard.maintenance.counters.snapshots:
+            driver.append("t0", [{"data": "x" * 100}])
+            driver.sync()
+            driver.finish_job(driver.shard.maintenance.next_job())
+    return driver.engine.wal.counters.bytes
+
+
+def test_the_fewer_topics_there_are_the_sooner_a_snapshot_is_taken() -> None:
+    assert 10_000 <= log_at_first_snapshot(1) < 11_000
+    assert 40_000 <= log_at_first_snapshot(8) < 41_000
+    assert 80_000 <= log_at_first_snapshot(16) < 81_000
+    assert 80_000 <= log_at_first_snapshot(32) < 81_000
+
+
+def test_a_snapshot_that_failed_is_not_tried_again_before_more_is_written() -> None:
+    driver = ShardDriver(cold_dir=None)
+    driver.put("t")
+    maintenance = driver.shard.maintenance
+    with patch.object(maintenance_module, "SNAPSHOT_SOONEST_WAL_BYTES", 10_000):
+        for _ in range(100):
+            driver.append("t", [{"data": "x" * 100}])
+        driver.sync()
+        assert maintenance._is_snapshot_due()
+        with patch.object(maintenance_module, "SnapshotWriter", side_effect=OSError(28, "full")):
+            assert maintenance.next_job() is None
+        assert not maintenance._is_snapshot_due()
+        for _ in range(15):
+            driver.append("t", [{"data": "x" * 100}])
+        assert maintenance._is_snapshot_due()
+
+
 def test_a_snapshot_waits_quietly_while_the_shard_is_read_only_and_is_finished_later() -> None:
     driver = roomy()
     driver.put("t")
