@@ -48,6 +48,8 @@ from shared.wal_format import FLAG_EXTRA, JSON_OFFSET, NO_EXTRA, encode_extra
 
 Clock = Callable[[], float]  # seconds, only differences count
 
+_NO_EXTRA: Final = NO_EXTRA  # what is final is at hand in compiled code, other names are looked up
+_JSON_OFFSET: Final = JSON_OFFSET
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _STEP_LASTS_SYNCS: Final = 5  # background syncs within the life of a reservation, at the least
 
@@ -123,7 +125,7 @@ class Committer:
             reserve = max(0, topic.reserved - last)
             pending.reserved = topic.reserved
         if durability != "ephemeral":
-            extra = encode_extra(pending.extra) if pending.extra is not NO_EXTRA else b""
+            extra = encode_extra(pending.extra) if pending.extra is not _NO_EXTRA else b""
             self._stage_what_comes_first(pending.ts)
             pending.lsn = self._wal.stage_append(
                 batch.column_flags | FLAG_EXTRA if extra else batch.column_flags,
@@ -136,13 +138,13 @@ class Committer:
                 batch.columns,
                 extra,
             )
-            pending.json_lsn = pending.lsn + JSON_OFFSET
+            pending.json_lsn = pending.lsn + _JSON_OFFSET
         gated = gated or durability == "fsync" or topic.gated > 0 or last > topic.reserved_synced
         topic.staged_head = last
         topic.staged_ts = pending.ts
         topic.pending_records += batch.count
         topic.pending_bytes += pending.size
-        if pending.extra is not NO_EXTRA and pending.extra.idem is not None:
+        if pending.extra is not _NO_EXTRA and pending.extra.idem is not None:
             self._keyed[topic.id, pending.extra.idem] = pending
         self._add(pending, topic, gated)
 
@@ -291,7 +293,7 @@ class Committer:
     def _settled(self, pending: Pending) -> None:
         if (
             isinstance(pending, PendingAppend)
-            and pending.extra is not NO_EXTRA
+            and pending.extra is not _NO_EXTRA
             and pending.extra.idem is not None
             and pending.topic is not None
         ):

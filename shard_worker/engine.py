@@ -14,6 +14,7 @@ Synchronous and single-threaded; only `SyncJob.run` and the maintenance jobs run
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 from shard_worker.arrivals import Arrivals
 from shard_worker.commit import Clock, Committer
@@ -72,6 +73,8 @@ from shared.names import valid_topic_name
 from shared.settings import Settings
 from shared.wal_format import NO_EXTRA, AppendExtra, JobMark
 from shared.wire import Op, encode_list_body
+
+_NO_EXTRA: Final = NO_EXTRA  # what is final is at hand in compiled code, other names are looked up
 
 
 class Engine:
@@ -277,7 +280,7 @@ class Engine:
         created = topic is None
         if topic is None:
             topic = self.stage_create(name, config, now_ms)
-        extra = AppendExtra(idem, None, marks) if idem is not None or marks else NO_EXTRA
+        extra = AppendExtra(idem, None, marks) if idem is not None or marks else _NO_EXTRA
         pending = PendingAppend(request, topic, batch, first, ts, 0, extra, created)
         commits.stage_append(pending)
         counters = self.counters

@@ -4,13 +4,14 @@ each other)."""
 
 from __future__ import annotations
 
-from struct import Struct
 from typing import Final
 
-from xxhash import xxh3_64, xxh3_64_intdigest
+from librt.strings import BytesWriter
+from xxhash import xxh3_64, xxh3_64_digest
 
-from shared.frame import FRAME_HEADER_FORMAT, FRAME_MAGIC, FRAME_MAX_BYTES, FRAME_MIN_BYTES, FRAME_VERSION
-from shared.wal_format import APPEND_HEADER_BYTES, APPEND_HEADER_FORMAT
+from shared.frame import FRAME_MAGIC, FRAME_MAX_BYTES, FRAME_MIN_BYTES, FRAME_VERSION
+from shared.packing import put_u32, put_u64
+from shared.wal_format import APPEND_HEADER_BYTES
 
 APPEND_KIND: Final = 1
 APPEND_MIN_BYTES: Final = FRAME_MIN_BYTES + APPEND_HEADER_BYTES
@@ -20,9 +21,9 @@ APPEND_MIN_BYTES: Final = FRAME_MIN_BYTES + APPEND_HEADER_BYTES
 _STREAM_FROM_BYTES: Final = 4 << 10
 
 # Final, as compiled code has what is final at hand, and looks other names up in a dict each time.
-_pack_headers: Final = Struct(f"<{FRAME_HEADER_FORMAT}{APPEND_HEADER_FORMAT}").pack
-_pack_checksum: Final = Struct("<Q").pack
-_hash: Final = xxh3_64_intdigest
+_digest: Final = xxh3_64_digest
+_magic: Final = FRAME_MAGIC
+_KIND_AND_VERSION: Final = APPEND_KIND | FRAME_VERSION << 8
 
 
 def append_buffers(
@@ -41,29 +42,32 @@ def append_buffers(
     json_len = len(json)
     rest_len = len(columns) + len(extra)
     length = APPEND_MIN_BYTES + json_len + rest_len
-    headers = _pack_headers(
-        FRAME_MAGIC,
-        length,
-        APPEND_KIND,
-        FRAME_VERSION,
-        flags,
-        0,
-        lsn,
-        topic_id,
-        ts_ms,
-        first_seq,
-        count,
-        json_len,
-        reserve,
-        rest_len,
-    )
-    if length < _STREAM_FROM_BYTES:
-        frame = b"".join((headers, json, columns, extra)) if rest_len else headers + json
-        return [frame + _pack_checksum(_hash(frame))]
     if length > FRAME_MAX_BYTES:
         raise ValueError(f"a frame of {length} bytes exceeds {FRAME_MAX_BYTES}")
+    writer = BytesWriter()
+    # The layouts of frame.FRAME_HEADER_FORMAT and wal_format.APPEND_HEADER_FORMAT.
+    writer.write(_magic)
+    put_u32(writer, length)
+    put_u64(writer, _KIND_AND_VERSION | flags << 16)  # a byte each, two for the flags, four that are reserved
+    put_u64(writer, lsn)
+    put_u64(writer, topic_id)
+    put_u64(writer, ts_ms)
+    put_u64(writer, first_seq)
+    put_u32(writer, count)
+    put_u32(writer, json_len)
+    put_u32(writer, reserve)
+    put_u32(writer, rest_len)
+    if length < _STREAM_FROM_BYTES:
+        writer.write(json)
+        if rest_len:
+            writer.write(columns)
+            writer.write(extra)
+        # A digest is big-endian, as all the world prints it.
+        writer.write(_digest(writer.getvalue())[::-1])
+        return [writer.getvalue()]
+    headers = writer.getvalue()
     checksum = xxh3_64(headers)
     checksum.update(json)
     checksum.update(columns)
     checksum.update(extra)
-    return [headers, json, columns, extra, _pack_checksum(checksum.intdigest())]
+    return [headers, json, columns, extra, checksum.digest()[::-1]]

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from itertools import islice
 from operator import le, lt
 
+# The same numbers, but `array` takes twice as long to store them as Q.
+U64 = "L" if array("L").itemsize == 8 else "Q"
+
 _SWAP = sys.byteorder != "little"
 # Below this many elements the fixed cost of two big integers exceeds that of a comprehension.
 _SHIFT_MIN = 8
@@ -45,7 +48,7 @@ def load_u32(buffer: bytes | memoryview) -> "array[int]":
 
 
 def load_u64(buffer: bytes | memoryview) -> "array[int]":
-    return _load("Q", buffer)
+    return _load(U64, buffer)
 
 
 def dump(values: "array[int]") -> bytes:
@@ -71,23 +74,6 @@ def shift_u32(values: "array[int]", delta: int) -> "array[int]":
     step = int.from_bytes(abs(delta).to_bytes(4, order) * count, order)
     moved = column + step if delta > 0 else column - step
     return array("I", moved.to_bytes(4 * count, order))
-
-
-def add_if_rising_u32(left: bytes, right: bytes) -> "array[int] | None":
-    """The sums of two little-endian columns of equal length. None: they do not rise strictly, or the last does not fit.
-
-    Another sum that does not fit in 32 bits becomes smaller than its right addend, and adds to the next.
-    """
-    count = len(left) // 4
-    total = int.from_bytes(left, "little") + int.from_bytes(right, "little")
-    if len(left) != len(right) or total.bit_length() > 32 * count:
-        return None
-    sums = load_u32(total.to_bytes(4 * count, "little"))
-    # The same big integer serves for both: making one of a column is a good part of either.
-    found = _rises(total, count, _MASKS[4], True) if 1 < count <= _LANES else None
-    if found is None:
-        found = is_strictly_ascending(sums)
-    return sums if found else None
 
 
 def is_ascending(values: Sequence[int]) -> bool:

@@ -17,7 +17,7 @@ from shared.columns import (
     FIELDS,
     Columns,
 )
-from shared.int_arrays import dump, is_ascending, is_strictly_ascending, shift_u32
+from shared.int_arrays import U64, dump, is_ascending, is_strictly_ascending, shift_u32
 from shared.limits import BLOCK_MAX_RECORDS
 
 BLOCK_MAX_JSON_BYTES = 256 << 20
@@ -96,7 +96,7 @@ class RecordAssembler:
     def add(self, json: memoryview, columns: Columns, lo: int, hi: int, first_seq: int, ts: int) -> None:
         """Records [lo, hi) of an append frame; `first_seq` is the seq of the frame's record 0."""
         self._take(json, columns, lo, hi, range(first_seq + lo, first_seq + hi))
-        self._take_times(array("Q", (ts,)) * (hi - lo), ts, ts)
+        self._take_times(array(U64, (ts,)) * (hi - lo), ts, ts)
 
     def add_block(
         self,
@@ -118,7 +118,7 @@ class RecordAssembler:
             kept = range(kept[0], kept[-1] + 1)
         self._take(json, columns, lo, hi, kept)
         if isinstance(times, int):
-            self._take_times(array("Q", (times,)) * (hi - lo), times, times)
+            self._take_times(array(U64, (times,)) * (hi - lo), times, times)
             return
         stamps = times[lo:hi]
         ordered = times_ascend or is_ascending(stamps)
@@ -168,14 +168,14 @@ class RecordAssembler:
         column_flags, columns = self._encode()
         seqs = times = None
         if not self._contiguous:
-            seqs = array("Q")
+            seqs = array(U64)
             for run in self._seqs:
-                seqs.extend(array("Q", run))
+                seqs.extend(array(U64, run))
             assert is_strictly_ascending(seqs)
         if self._min_ts != self._max_ts:
-            times = array("Q")
+            times = array(U64)
             for stamps in self._times:
-                times.extend(stamps)
+                times.frombytes(stamps.tobytes())  # a caller's may be of the other type of as many bits
         return AssembledRecords(
             count=self.count,
             json=_joined(self._json),

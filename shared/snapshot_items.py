@@ -20,7 +20,7 @@ from shared.cbor_body import (
 from shared.control_frames import Hole, as_digest, as_hole, as_tier
 from shared.format_errors import BadBytes
 from shared.frame import Frame, Kind
-from shared.int_arrays import dump, load_u16, load_u32, load_u64
+from shared.int_arrays import U64, dump, load_u16, load_u32, load_u64
 
 
 class SnapBegin(msgspec.Struct, frozen=True):
@@ -32,10 +32,10 @@ class SnapBegin(msgspec.Struct, frozen=True):
 class HotIndex(msgspec.Struct, frozen=True):
     """The unsealed records of a topic: one entry per append frame, in seven columns."""
 
-    first: "array[int]" = msgspec.field(default_factory=lambda: array("Q"))
-    lsn: "array[int]" = msgspec.field(default_factory=lambda: array("Q"))
+    first: "array[int]" = msgspec.field(default_factory=lambda: array(U64))
+    lsn: "array[int]" = msgspec.field(default_factory=lambda: array(U64))
     """Of the JSON part."""
-    ts: "array[int]" = msgspec.field(default_factory=lambda: array("Q"))
+    ts: "array[int]" = msgspec.field(default_factory=lambda: array(U64))
     size: "array[int]" = msgspec.field(default_factory=lambda: array("I"))
     live: "array[int]" = msgspec.field(default_factory=lambda: array("I"))
     """Bytes of `size` that belong to live records."""

@@ -11,6 +11,7 @@ from typing import Final
 GROUPS: Final[dict[str, tuple[str, ...]]] = {
     "shared": (
         "shared.io.idle_turns",
+        "shared.packing",
         "shared.routing",
         "shared.session",
         "shared.wire",
@@ -35,6 +36,7 @@ GROUPS: Final[dict[str, tuple[str, ...]]] = {
         "shard_worker.core.stretches",
         "shard_worker.core.topic",
         "shard_worker.counters",
+        "shard_worker.disk.moved_ends",
         "shard_worker.disk.record_store",
         "shard_worker.disk.wal",
         "shard_worker.engine",

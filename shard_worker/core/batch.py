@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from array import array
 from itertools import accumulate
-from struct import Struct
 from typing import Final
 
 import msgspec
+from librt.strings import BytesWriter
 
 from shard_worker.core.seq_text import seq_runs
 from shared.api_types import (
@@ -35,13 +35,13 @@ from shared.columns import (
     encode_columns,
 )
 from shared.errors import BatchTooLarge, InvalidRequest, RecordTooLarge
-from shared.int_arrays import dump
 from shared.limits import (
     IDEMPOTENCY_KEY_MAX_CHARS,
     JOB_DELAY_MAX_MS,
     JOB_GROUP_MAX_BYTES,
     META_MAX_KEYS,
 )
+from shared.packing import put_u32
 from shared.settings import Settings
 from shared.wal_format import JobMark
 
@@ -51,10 +51,7 @@ _meta_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 _decode_plain: Final = plain_write_decoder.decode
-
-# An array that is made, dumped and thrown away costs more than a few numbers that are packed.
-_FEW: Final = 32
-_pack_ends: Final = [Struct(f"<{count}I").pack for count in range(_FEW)]
+_Plain: Final = PlainWriteRequest
 
 
 class Batch:
@@ -112,7 +109,7 @@ def encode_batch(
 
     `trusted`: records that were within the limits where they come from, and may have grown by what we added.
     """
-    if isinstance(write, PlainWriteRequest):
+    if isinstance(write, _Plain):
         records = write.records
         if body_bytes > settings.max_record_bytes:
             for index, record in enumerate(records):
@@ -135,27 +132,28 @@ def _encode_plain(records: list[PlainRecordIn], first_seq: int, ts: int) -> Batc
         head = b'{"$seq":%d,"$ts":%d,"data":' % (first_seq, ts)
         return Batch(1, b"".join((head, records[0].data, b"},")), 0, b"")
     stamp = b',"$ts":%d,"data":' % ts
-    parts: list[bytes | msgspec.Raw] = [stamp] * (4 * count)
-    ends: list[int] = []
+    parts: list[bytes | msgspec.Raw] = []
+    ends = BytesWriter()
     place = end = 0
     for head, rest in seq_runs(first_seq, count):
         opening = b'},{"$seq":' + head
         around = len(opening) + len(stamp)
+        run: list[bytes | msgspec.Raw] = [opening, b"", stamp, b""] * len(rest)
+        run[1::4] = rest
+        at = 3
         for digits in rest:
             data = records[place].data
-            at = 4 * place
-            parts[at] = opening
-            parts[at + 1] = digits
-            parts[at + 3] = data
+            run[at] = data
             end += around + len(digits) + len(data)
-            ends.append(end)
+            put_u32(ends, end)
+            at += 4
             place += 1
+        parts = parts + run if parts else run
     # Every record was counted with the two characters that end the one before it; it ends with as many of its own.
     parts[0] = parts[0][2:]
     parts.append(b"},")
-    # What encode_columns makes of records that have nothing but an end.
-    columns = _pack_ends[count](*ends) if count < _FEW else dump(array("I", ends))
-    return Batch(count, b"".join(parts), COLUMN_ENDS, columns)
+    # The columns are what encode_columns makes of records that have nothing but an end.
+    return Batch(count, b"".join(parts), COLUMN_ENDS, ends.getvalue())
 
 
 def _encode_rich(

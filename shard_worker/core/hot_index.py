@@ -10,11 +10,14 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-_CUT_AT = 256  # dead entries in front that are worth a memmove
+from shared.int_arrays import U64
 
-IN_MEMORY = 0  # the `lsn` of an entry whose bytes are not in the log (ephemeral topics)
+_U64: Final = U64
+_CUT_AT: Final = 256  # dead entries in front that are worth a memmove
+
+IN_MEMORY: Final = 0  # the `lsn` of an entry whose bytes are not in the log (ephemeral topics)
 
 
 class HotEntry(NamedTuple):
@@ -36,9 +39,9 @@ class HotIndex:
     __slots__ = ("count", "first", "flags", "live", "lsn", "size", "start", "ts")
 
     def __init__(self) -> None:
-        self.first = array("Q")
-        self.lsn = array("Q")
-        self.ts = array("Q")
+        self.first = array(_U64)
+        self.lsn = array(_U64)
+        self.ts = array(_U64)
         self.size = array("I")
         # Bytes of the entry's records that are neither deleted nor evicted. All of them are there in most topics: then
         # it is the very array of the sizes, which is one less to keep, and to fetch into the cache with each append.

@@ -8,6 +8,7 @@ once. Sealing is recognised by its outcome instead: it may be applied later than
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from shard_worker.core.catalog import Catalog
 from shard_worker.core.dedupe import DedupeWindow
@@ -50,6 +51,7 @@ from shared.snapshot_items import SnapTopic
 from shared.wal_format import NO_EXTRA, AppendExtra
 
 TIER_HOT, TIER_COLD = "hot", "cold"
+_NO_EXTRA: Final = NO_EXTRA  # what is final is at hand in compiled code, other names are looked up
 
 
 @dataclass(slots=True)
@@ -127,7 +129,7 @@ class ShardState:
             topic.reserved = reserved
         if ts > self.clock_ms:
             self.clock_ms = ts
-        if extra is not NO_EXTRA:
+        if extra is not _NO_EXTRA:
             self._apply_extra(topic, first, count, ts, extra)
 
     def _apply_extra(self, topic: Topic, first: int, count: int, ts: int, extra: AppendExtra) -> None:

@@ -13,20 +13,24 @@ from itertools import accumulate
 from struct import Struct
 from typing import TypeVar
 
+from librt.strings import BytesWriter
+
 from shard_worker.core.hot_index import HotIndex
 from shard_worker.core.piece import Piece
 from shard_worker.core.seq_set import SeqSet
 from shard_worker.core.shard_state import TIER_COLD, SegmentEntry, ShardState
 from shard_worker.disk.byte_cache import ByteCache
+from shard_worker.disk.moved_ends import move_ends
 from shard_worker.disk.wal import Wal
 from shared.columns import COLUMN_ENDS, Columns
 from shared.errors import ColdUnreachable, CorruptFrame, CorruptSegment, OutOfDescriptors
 from shared.format_errors import BadBytes, FormatError
 from shared.frame import FRAME_MAX_BYTES, Frame, decode_frame
-from shared.int_arrays import add_if_rising_u32, is_ascending, is_strictly_ascending, load_u64
+from shared.int_arrays import is_ascending, is_strictly_ascending, load_u32, load_u64
 from shared.io.durable_fs import File, FileSystem
 from shared.io.object_store import StoreUnreachable
 from shared.limits import BLOCK_MAX_RECORDS, BLOCK_TARGET_BYTES, SEGMENT_MAX_OPEN_FILES
+from shared.packing import put_u32
 from shared.segment_index import BlockEntry, SegmentIndex
 from shared.segment_reader import (
     read_block,
@@ -169,25 +173,20 @@ class RecordStore:
         # The ends of several records stand right behind their JSON; that of a single one is not written.
         lengths = [size + 4 * n if n > 1 else size for size, n in zip(sizes, counts, strict=True)]
         texts: list[memoryview] = []
-        columns: list[bytes | memoryview] = []
-        starts: list[bytes] = []
-        stops: list[int] = []
-        stop = 0
+        ends = BytesWriter()
+        before = 0
         for span, place, until in self._spans(lsns, lengths):
             view, start = memoryview(span), lsns[place]
             for batch in range(place, until):
                 at, size, count = lsns[batch] - start, sizes[batch], counts[batch]
                 behind = at + size
                 texts.append(view[at:behind])
-                columns.append(view[behind : behind + 4 * count] if count > 1 else size.to_bytes(4, "little"))
-                starts.append(stop.to_bytes(4, "little") * count)
-                stop += size
-                stops.append(stop)
-        # A sum that does not fit is smaller than the one before it: then they do not rise.
-        ends = add_if_rising_u32(b"".join(columns), b"".join(starts))
-        if ends is None or [ends[place - 1] for place in accumulate(counts)] != stops:
-            raise BadBytes("record ends do not divide the JSON part")
-        return b"".join(texts), ends
+                if count == 1:
+                    put_u32(ends, before + size)
+                elif not move_ends(ends, span, behind, count, size, before):
+                    raise BadBytes("record ends do not divide the JSON part")
+                before += size
+        return b"".join(texts), load_u32(ends.getvalue())
 
     def hot_json(self, lsns: Sequence[int], sizes: Sequence[int]) -> list[bytes]:
         """Batches that stand close together in the log are read with one call and cut apart in memory."""
