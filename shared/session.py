@@ -68,18 +68,23 @@ class FrameSplitter:
 
     def feed(self, data: bytes) -> list[bytes]:
         """The payloads that `data` completes."""
+        buffer, places = self.find(data)
+        return [buffer[start:end] for start, end in places]
+
+    def find(self, data: bytes) -> tuple[bytes, list[tuple[int, int]]]:
+        """Where the payloads are that `data` completes, and in what: who reads them there saves a copy of them."""
         if self._have:
             self._chunks.append(data)
             self._have += len(data)
             if self._have < self._need:
-                return []
+                return b"", []
             data = b"".join(self._chunks)
             self._chunks.clear()
             self._have = 0
-        return self._split(data)
+        return data, self._split(data)
 
-    def _split(self, data: bytes) -> list[bytes]:
-        payloads: list[bytes] = []
+    def _split(self, data: bytes) -> list[tuple[int, int]]:
+        places: list[tuple[int, int]] = []
         start, size = 0, len(data)
         while True:
             left = size - start
@@ -93,12 +98,12 @@ class FrameSplitter:
             if end > size:
                 self._need = FRAME_HEAD_BYTES + length
                 break
-            payloads.append(data[start + FRAME_HEAD_BYTES : end])
+            places.append((start + FRAME_HEAD_BYTES, end))
             start = end
         if start < size:
             self._chunks.append(data[start:] if start else data)
             self._have = size - start
-        return payloads
+        return places
 
 
 # --- hello ------------------------------------------------------------------------------------------------
@@ -361,14 +366,15 @@ class ServerSession:
     def receive(self, data: bytes) -> list[Request]:
         """Requests that `data` completes; CANCELs among them, in order."""
         requests: list[Request] = []
-        for payload in self._splitter.feed(data):
+        buffer, places = self._splitter.find(data)
+        for start, end in places:
             if self.client is None:
-                self.client = decode_client_hello(payload)
+                self.client = decode_client_hello(buffer[start:end])
             elif self.state is _HELLO:
                 # Without our hello the client cannot know how many requests it may send.
                 raise LinkError("a request before the hello was answered")
             else:
-                requests += decode_requests(payload)
+                requests += decode_requests(buffer, start, end)
         for request in requests:
             self._admit(request)
         return requests

@@ -13,9 +13,11 @@ from struct import Struct
 from typing import Final, NamedTuple, TypeVar, cast
 
 import cbor2
+from librt.strings import BytesWriter, read_i32_be, read_i64_be, write_i16_be, write_i32_be
 
 from shared.errors import Bug
 from shared.limits import LINK_MAX_FRAME_BYTES
+from shared.packing import put_u64_be
 
 
 class Op:
@@ -201,6 +203,8 @@ _frame_head = Struct(">IBI").pack  # length | array of n, n as u32
 _request_head = Struct(">BBQBBBB").pack  # array of 5 | id as u64 | op as u8 | text of u8 length
 _bytes_head = Struct(">BI").pack  # byte string, length as u32
 _ARRAY_HEAD_BYTES: Final = 5
+_REQUEST_HEAD_BYTES: Final = 14
+_BYTES_HEAD_BYTES: Final = 5
 
 
 def encode_requests(requests: Sequence[Request]) -> bytes:
@@ -231,7 +235,57 @@ def encode_requests(requests: Sequence[Request]) -> bytes:
     return b"".join(parts)
 
 
-def decode_requests(payload: bytes) -> list[Request]:
+def decode_requests(data: bytes, start: int = 0, end: int = -1) -> list[Request]:
+    """The requests of the payload `data[start:end]`; without an end, of all there is.
+
+    Frames as `encode_requests` writes them are read in place: cbor2 would copy every body, and once more what it reads
+    them from. From the first request on that has options, or another form of any kind, it is cbor2 that reads.
+    """
+    if end < 0:
+        end = len(data)
+    requests: list[Request] = []
+    at = start + _ARRAY_HEAD_BYTES
+    if at > end or data[start] != 0x9A:
+        return _decode_any(data[start:end])
+    count: int = read_i32_be(data, start + 1)
+    topic = ""
+    name = b""
+    while len(requests) < count:
+        name_at = at + _REQUEST_HEAD_BYTES
+        if (
+            name_at > end
+            or data[at] != 0x85
+            or data[at + 1] != 0x1B
+            or data[at + 10] != 0x18
+            or data[at + 12] != 0x78
+        ):
+            break
+        body_head = name_at + data[at + 13]
+        body_at = body_head + _BYTES_HEAD_BYTES
+        if body_at > end or data[body_head] != 0x5A:
+            break
+        id_: int = read_i64_be(data, at + 2)
+        length: int = read_i32_be(data, body_head + 1)
+        after = body_at + length
+        if id_ < 1 or length < 0 or after >= end or data[after] != 0xF6:
+            break
+        found = data[name_at:body_head]
+        if found != name:  # requests that come together are often about the same topic
+            try:
+                topic = found.decode()
+            except UnicodeDecodeError:
+                break
+            name = found
+        requests.append(Request(id_, data[at + 11], topic, data[body_at:after]))
+        at = after + 1
+    if len(requests) == count and at == end:
+        return requests
+    if not 0 <= len(requests) < count:
+        return _decode_any(data[start:end])
+    return requests + _decode_any(_bytes_head(0x9A, count - len(requests)) + data[at:end])
+
+
+def _decode_any(payload: bytes) -> list[Request]:
     return [_request(message) for message in _messages(payload)]
 
 
@@ -254,7 +308,7 @@ def _request(message: object) -> Request:
 
 # --- answers and notices ----------------------------------------------------------------------------------
 
-_answer_head = Struct(">BBQBHBI").pack  # array of n | id as u64 | status as u16 | byte string, length as u32
+_COPIED_BELOW_BYTES: Final = 4096  # of a body: copying it once more is cheaper than a part
 _extent = Struct(">BBQBQBQ").pack  # array of 3 | file | offset | length
 
 
@@ -264,32 +318,40 @@ def encode_answers(messages: Sequence[ServerMessage]) -> bytes:
     Answers of one turn often share one `timings` object: it travels with the first of them.
     """
     parts: list[bytes] = [b""]
-    add = parts.append
+    writer = BytesWriter()
     told: Timings | None = None
     for message in messages:
         if type(message) is not Answer:
-            add(_encode_notice(cast(Notice, message)))
+            writer.write(_encode_notice(cast(Notice, message)))
             continue
         body, timings, extents = message.body, message.timings, message.extents
-        add(
-            _answer_head(
-                0x84 if extents is None else 0x86, 0x1B, message.id, 0x19, message.status, 0x5A, len(body)
-            )
-        )
-        add(body)
+        writer.append(0x84 if extents is None else 0x86)  # array
+        writer.append(0x1B)  # u64
+        put_u64_be(writer, message.id)
+        writer.append(0x19)  # u16
+        write_i16_be(writer, message.status)
+        writer.append(0x5A)  # byte string, length as u32
+        write_i32_be(writer, len(body))
+        if len(body) < _COPIED_BELOW_BYTES:
+            writer.write(body)
+        else:
+            parts += (writer.getvalue(), body)
+            writer = BytesWriter()
         if timings is None:
-            add(_NULL)
+            writer.append(0xF6)  # null
         elif timings is told:
-            add(_SAME_TIMINGS)
+            writer.append(0xF5)  # true: the same as before
         else:
             told = timings
-            add(_encode_timings(timings))
+            writer.write(_encode_timings(timings))
         if extents is not None:
             tail = message.tail or b""
-            add(_bytes_head(0x9A, len(extents)))
-            parts.extend([_extent(0x83, 0x1B, e[0], 0x1B, e[1], 0x1B, e[2]) for e in extents])
-            add(_bytes_head(0x5A, len(tail)))
-            add(tail)
+            writer.write(_bytes_head(0x9A, len(extents)))
+            for file, offset, length in extents:
+                writer.write(_extent(0x83, 0x1B, file, 0x1B, offset, 0x1B, length))
+            writer.write(_bytes_head(0x5A, len(tail)))
+            writer.write(tail)
+    parts.append(writer.getvalue())
     size = sum(map(len, parts)) + _ARRAY_HEAD_BYTES
     if size > LINK_MAX_FRAME_BYTES:
         first, second = _halves(messages)
@@ -298,8 +360,6 @@ def encode_answers(messages: Sequence[ServerMessage]) -> bytes:
     return b"".join(parts)
 
 
-_NULL: Final = b"\xf6"
-_SAME_TIMINGS: Final = b"\xf5"  # true
 _double = Struct(">Bd").pack
 _stats = Struct(">BBBBQBQ").pack  # array of 4 | notice | kind | topics | bytes
 

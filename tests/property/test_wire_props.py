@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from collections.abc import Callable
 
 import cbor2
 import pytest
@@ -45,6 +46,45 @@ def payload_of(frame: bytes) -> bytes:
 @given(requests)
 def test_requests_come_back_as_they_were_sent(sent: list[Request]) -> None:
     assert wire.decode_requests(payload_of(wire.encode_requests(sent))) == sent
+
+
+def decoded(payload: bytes, decode: Callable[[bytes], list[Request]]) -> list[Request] | None:
+    """None: refused."""
+    try:
+        return decode(payload)
+    except LinkError:
+        return None
+
+
+@given(requests, st.binary(max_size=3), st.data())
+def test_requests_read_in_place_are_those_that_cbor2_reads(
+    sent: list[Request], behind: bytes, data: st.DataObject
+) -> None:
+    payload = bytearray(payload_of(wire.encode_requests(sent)) + behind)
+    for _ in range(data.draw(st.integers(0, 2))):
+        bit = data.draw(st.integers(0, len(payload) * 8 - 1))
+        payload[bit // 8] ^= 1 << (bit % 8)
+    cut = bytes(payload[: data.draw(st.integers(0, len(payload)))])
+    for each in (bytes(payload), cut):
+        assert decoded(each, wire.decode_requests) == decoded(each, wire._decode_any)
+
+
+@given(requests, st.binary(max_size=9), st.binary(max_size=9))
+def test_requests_are_read_where_they_stand(sent: list[Request], before: bytes, behind: bytes) -> None:
+    payload = payload_of(wire.encode_requests(sent))
+    found = wire.decode_requests(before + payload + behind, len(before), len(before) + len(payload))
+    assert found == sent
+
+
+@pytest.mark.parametrize("size", [4095, 4096, 100_000])
+def test_answers_with_large_bodies_come_back_too(size: int) -> None:
+    sent: list[wire.ServerMessage] = [
+        Answer(1, 200, b"a", {"x": 1.0}),
+        Answer(2, 200, b"b" * size),
+        Stats(3, 4),
+        Answer(5, 200, b"c" * size, None, [(6, 7, 8)], b"tail"),
+    ]
+    assert wire.decode_answers(payload_of(wire.encode_answers(sent))) == sent
 
 
 @given(messages)
