@@ -124,18 +124,20 @@ class PendingAppend(Pending):
 def answer_write(
     request: Request, topic: Topic, first: int, count: int, created: bool, deduped: bool, timings: Timings
 ) -> None:
-    last = first + count - 1
+    first_text = b"%d" % first
+    last_text = first_text if count == 1 else b"%d" % (first + count - 1)
     seqs = b""
     if request.options is None or request.options.get("seqs") is not False:
-        seqs = b'"seqs":[%b],' % seq_list(first, count)
+        listed = first_text if count == 1 else seq_list(first, count)
+        seqs = b'"seqs":[%b],' % listed
     request.sink.answer(
         request.id,
         201 if created else 200,
-        b'{"topic":"%b","first_seq":%d,"last_seq":%d,%b"head_seq":%d,"count":%d,"created":%b,"deduped":%b'
+        b'{"topic":"%b","first_seq":%b,"last_seq":%b,%b"head_seq":%d,"count":%d,"created":%b,"deduped":%b'
         % (
             topic.name.encode(),
-            first,
-            last,
+            first_text,
+            last_text,
             seqs,
             topic.head,
             count,

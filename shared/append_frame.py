@@ -7,9 +7,10 @@ from __future__ import annotations
 from typing import Final
 
 from librt.strings import BytesWriter
-from xxhash import xxh3_64, xxh3_64_digest
+from xxhash import xxh3_64
 
-from shared.frame import FRAME_MAGIC, FRAME_MAX_BYTES, FRAME_MIN_BYTES, FRAME_VERSION
+from shared.frame import FRAME_MIN_BYTES
+from shared.frame_buffers import put_head, with_checksum
 from shared.packing import put_u32, put_u64
 from shared.wal_format import APPEND_HEADER_BYTES
 
@@ -19,11 +20,6 @@ APPEND_MIN_BYTES: Final = FRAME_MIN_BYTES + APPEND_HEADER_BYTES
 
 # From here on hashing part by part is cheaper than copying the joined frame once more.
 _STREAM_FROM_BYTES: Final = 4 << 10
-
-# Final, as compiled code has what is final at hand, and looks other names up in a dict each time.
-_digest: Final = xxh3_64_digest
-_magic: Final = FRAME_MAGIC
-_KIND_AND_VERSION: Final = APPEND_KIND | FRAME_VERSION << 8
 
 
 def append_buffers(
@@ -42,16 +38,9 @@ def append_buffers(
     json_len = len(json)
     rest_len = len(columns) + len(extra)
     length = APPEND_MIN_BYTES + json_len + rest_len
-    if length > FRAME_MAX_BYTES:
-        raise ValueError(f"a frame of {length} bytes exceeds {FRAME_MAX_BYTES}")
     writer = BytesWriter()
-    # The layouts of frame.FRAME_HEADER_FORMAT and wal_format.APPEND_HEADER_FORMAT.
-    writer.write(_magic)
-    put_u32(writer, length)
-    put_u64(writer, _KIND_AND_VERSION | flags << 16)  # a byte each, two for the flags, four that are reserved
-    put_u64(writer, lsn)
-    put_u64(writer, topic_id)
-    put_u64(writer, ts_ms)
+    put_head(writer, length, APPEND_KIND, flags, lsn, topic_id, ts_ms)
+    # The layout of wal_format.APPEND_HEADER_FORMAT.
     put_u64(writer, first_seq)
     put_u32(writer, count)
     put_u32(writer, json_len)
@@ -62,9 +51,7 @@ def append_buffers(
         if rest_len:
             writer.write(columns)
             writer.write(extra)
-        # A digest is big-endian, as all the world prints it.
-        writer.write(_digest(writer.getvalue())[::-1])
-        return [writer.getvalue()]
+        return [with_checksum(writer)]
     headers = writer.getvalue()
     checksum = xxh3_64(headers)
     checksum.update(json)

@@ -7,20 +7,42 @@ two ways against each other). Appends have a builder of their own: append_frame.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from struct import Struct
 from typing import Final
 
-from xxhash import xxh3_64, xxh3_64_intdigest
+from librt.strings import BytesWriter
+from xxhash import xxh3_64, xxh3_64_digest
 
-from shared.frame import FRAME_HEADER_FORMAT, FRAME_MAGIC, FRAME_MAX_BYTES, FRAME_MIN_BYTES, FRAME_VERSION
+from shared.frame import FRAME_MAGIC, FRAME_MAX_BYTES, FRAME_MIN_BYTES, FRAME_VERSION
+from shared.packing import put_u32, put_u64
 
 # From here on hashing part by part is cheaper than copying the joined frame once more.
 STREAM_FROM_BYTES: Final = 16 << 10
 
 # Final, as compiled code has what is final at hand, and looks other names up in a dict each time.
-_pack_header: Final = Struct(f"<{FRAME_HEADER_FORMAT}").pack
-_pack_checksum: Final = Struct("<Q").pack
-_hash: Final = xxh3_64_intdigest
+_magic: Final = FRAME_MAGIC
+_digest: Final = xxh3_64_digest
+_VERSION_BITS: Final = FRAME_VERSION << 8
+
+
+def put_head(
+    writer: BytesWriter, length: int, kind: int, flags: int, lsn: int, topic_id: int, ts_ms: int
+) -> None:
+    """The layout of frame.FRAME_HEADER_FORMAT. Refuses a frame that is too long."""
+    if length > FRAME_MAX_BYTES:
+        raise ValueError(f"a frame of {length} bytes exceeds {FRAME_MAX_BYTES}")
+    writer.write(_magic)
+    put_u32(writer, length)
+    put_u64(writer, kind | _VERSION_BITS | flags << 16)  # a byte, a byte, two, and four that are reserved
+    put_u64(writer, lsn)
+    put_u64(writer, topic_id)
+    put_u64(writer, ts_ms)
+
+
+def with_checksum(writer: BytesWriter) -> bytes:
+    """The frame that is in `writer`, complete."""
+    # A digest is big-endian, as all the world prints it.
+    writer.write(_digest(writer.getvalue())[::-1])
+    return writer.getvalue()
 
 
 def frame_buffers(
@@ -31,13 +53,14 @@ def frame_buffers(
     length = FRAME_MIN_BYTES
     for part in parts:
         length += len(part)
-    if length > FRAME_MAX_BYTES:
-        raise ValueError(f"a frame of {length} bytes exceeds {FRAME_MAX_BYTES}")
-    header = _pack_header(FRAME_MAGIC, length, kind, FRAME_VERSION, flags, 0, lsn, topic_id, ts_ms)
+    writer = BytesWriter()
+    put_head(writer, length, kind, flags, lsn, topic_id, ts_ms)
     if length < STREAM_FROM_BYTES:
-        frame = header + body if isinstance(body, bytes) else b"".join([header, *body])
-        return [frame + _pack_checksum(_hash(frame))]
+        for part in parts:
+            writer.write(part)
+        return [with_checksum(writer)]
+    header = writer.getvalue()
     checksum = xxh3_64(header)
     for part in parts:
         checksum.update(part)
-    return [header, *parts, _pack_checksum(checksum.intdigest())]
+    return [header, *parts, checksum.digest()[::-1]]
