@@ -260,7 +260,7 @@ class Committer:
                 self._fail(group, err)
                 return
         self._raised_from.clear()
-        timings: Timings = {"wal_append_ms": round((self._clock() - started) * 1000, 3), "fsync_ms": 0}
+        timings: Timings = {"wal_append_ms": (self._clock() - started) * 1000, "fsync_ms": 0}
         done = []
         for pending in group:
             if pending.gated:
@@ -388,7 +388,7 @@ class Committer:
             pace = job.run_ms / (before - self.waiting_bytes)
             known = self._sync_ms_per_byte
             self._sync_ms_per_byte = known + (pace - known) / 4 if known else pace
-        timings: Timings = {"fsync_ms": round(job.run_ms, 3)}
+        timings: Timings = {"fsync_ms": job.run_ms}
         for pending in done:
             pending.answer(timings)
 

@@ -229,13 +229,8 @@ class Engine:
             self._answer_read(waiting.request, waiting.topic, result)
 
     def next_deadline_ms(self) -> int | None:
-        deadlines = (
-            self._polls.next_deadline_ms(),
-            self.queues.next_deadline_ms(),
-            self.held.next_deadline_ms(),
-            self.forwarder.next_deadline_ms(),
-        )
-        return min((at for at in deadlines if at is not None), default=None)
+        soonest = _sooner(self._polls.next_deadline_ms(), self.queues.next_deadline_ms())
+        return _sooner(soonest, _sooner(self.held.next_deadline_ms(), self.forwarder.next_deadline_ms()))
 
     # --- writes -----------------------------------------------------------------------------------------
 
@@ -644,3 +639,9 @@ class Engine:
 
 def _timings_of(result: ReadResult) -> Timings:
     return {"records_scanned": float(result.scanned)}
+
+
+def _sooner(one: int | None, other: int | None) -> int | None:
+    if one is None:
+        return other
+    return one if other is None or one <= other else other

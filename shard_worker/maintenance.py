@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-import msgspec
-
 from shard_worker.adoption import Adoption
 from shard_worker.core.seal_pace import SealPace
 from shard_worker.core.shard_state import TIER_COLD, TIER_HOT, SegmentEntry
@@ -30,12 +28,13 @@ from shard_worker.disk.snapshots import (
 )
 from shard_worker.disk.staged_jobs import PublishJob, RefuseJob, ScanJob, VerifyJob
 from shard_worker.engine import Engine
+from shard_worker.maintenance_counters import MaintenanceCounters
 from shard_worker.pending import PendingControl
 from shared.compaction import COMPACTED_FROM
 from shared.control_frames import SegmentMoved
 from shared.errors import CorruptSegment, DataDamage, ReadOnlyShard
 from shared.io.bucket_fs import for_serving
-from shared.io.durable_fs import File, FileSystem
+from shared.io.durable_fs import FileSystem
 from shared.io.object_store import is_bucket
 from shared.limits import (
     SEAL_PASS_MAX_BYTES,
@@ -59,18 +58,6 @@ class Keeper(Protocol):
 
     def keeps_segment(self, number: int) -> bool: ...
     def keeps_snapshot(self, number: int) -> bool: ...
-
-
-class MaintenanceCounters(msgspec.Struct):
-    seals: int = 0
-    snapshots: int = 0
-    relocated: int = 0
-    segments_dropped: int = 0
-    compactions_adopted: int = 0
-    compactions_refused: int = 0
-    failures: int = 0
-    last_failure: str = ""
-    retired_files: list[File] = msgspec.field(default_factory=list)
 
 
 class Maintenance:
@@ -323,13 +310,13 @@ class Maintenance:
 
     # --- snapshots --------------------------------------------------------------------------------------
 
-    def _begin_snapshot(self) -> None:
+    def _begin_snapshot(self) -> SnapshotWriter:
         engine = self._engine
         engine.commit()
         start = engine.commits.oldest_unapplied()
         self._bytes_at_snapshot = engine.wal.counters.bytes
         self._frames_at_snapshot = engine.wal.counters.frames
-        self._writer = SnapshotWriter(
+        writer = SnapshotWriter(
             self._fs,
             self._paths.snapshots,
             self._next_snapshot,
@@ -338,7 +325,9 @@ class Maintenance:
             start,
             engine.now_ms(),
         )
+        self._writer = writer
         self._next_snapshot += 1
+        return writer
 
     def _try_snapshot(self) -> SnapshotJob | None:
         try:
@@ -393,9 +382,7 @@ class Maintenance:
             self._writer = None
         engine.sync_now()
         try:
-            self._begin_snapshot()
-            writer = self._writer
-            assert writer is not None
+            writer = self._begin_snapshot()
             while writer.step(clean=clean):
                 pass
             writer.complete(engine.wal, clean=clean, boot_id=engine.state.boot_id)

@@ -116,7 +116,8 @@ class ShardLink:
         self._phase = _Phase.DOWN
         self._phase_changed = trio.Event()
         self._wanted_now = trio.Event()  # ends a pause between two tries
-        self._last_heard = 0.0
+        self._heard = False  # since the watch has looked last
+        self._last_heard = 0.0  # as far as it has seen
         self._ping_sent: float | None = None
 
     def __repr__(self) -> str:
@@ -281,7 +282,7 @@ class ShardLink:
         return bytes(_received[:size])
 
     def _handle(self, data: bytes) -> None:
-        self._last_heard = trio.current_time()
+        self._heard = True
         was_hello = self._session.state is _HELLO
         try:
             messages = self._session.receive(data)
@@ -452,6 +453,8 @@ class ShardLink:
             if now - self._ping_sent > self._options.hang_after_s:
                 self._go_down("the worker hangs")
             return
+        if self._heard:
+            self._heard, self._last_heard = False, now
         silence = now - self._last_heard
         if not self._session.outstanding or silence <= self._options.ping_after_s:
             return

@@ -56,7 +56,7 @@ def up_to_date() -> bool:
     """Are compiled modules there, of this Python, this list and these sources?"""
     table = target_directory() / "__init__.py"
     try:
-        return table.read_text() == _table(target_directory())
+        return table.read_text() == _table(target_directory(), _digests())
     except FileNotFoundError:
         return False
 
@@ -76,6 +76,7 @@ def build(jobs: int) -> Path:
     """Compile and install. Returns the directory of the compiled modules."""
     check_tools()
     target = target_directory()
+    digests = _digests()  # of what is compiled: who edits a module meanwhile has it compiled again
     with tempfile.TemporaryDirectory(prefix="topicsd-compile-") as workshop:
         _compile(Path(workshop), jobs)
         new = Path(tempfile.mkdtemp(prefix=f"{PACKAGE}-", dir=target.parent))
@@ -83,7 +84,7 @@ def build(jobs: int) -> Path:
             for file in sorted(Path(workshop, "lib").rglob("*.so")):
                 name = ".".join(file.relative_to(Path(workshop, "lib")).parts)
                 shutil.move(file, new / name)
-            (new / "__init__.py").write_text(_table(new))
+            (new / "__init__.py").write_text(_table(new, digests))
             new.chmod(0o755)
             shutil.rmtree(target, ignore_errors=True)
             new.rename(target)
@@ -126,9 +127,12 @@ def _compile(workshop: Path, jobs: int) -> None:
         raise CannotCompile("the compiler failed:\n" + "\n".join(told))
 
 
-def _table(directory: Path) -> str:
+def _digests() -> dict[str, str | None]:
+    return {module: source_digest(module) for modules in GROUPS.values() for module in modules}
+
+
+def _table(directory: Path, sources: dict[str, str | None]) -> str:
     """The module that tells what is in `directory`, and of which sources it was made."""
-    sources = {module: source_digest(module) for modules in GROUPS.values() for module in modules}
     files = {file.name.partition(".cpython-")[0]: file.name for file in sorted(directory.glob("*.so"))}
     lines = [f'"""Written by `topicsd compile` for {sys.implementation.cache_tag}."""', ""]
     for name, table in (("SOURCES", sources), ("FILES", files)):

@@ -17,6 +17,7 @@ import struct
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Final
 
 import trio
 import trio.lowlevel
@@ -49,9 +50,14 @@ from shared.version import VERSION
 from shared.wire import Op, encode_entries, encode_entry
 from shared.wire import Request as WireRequest
 
-_TICK_S = 1.0
-_INLINE = {"inline": True}
-_SUBSCRIPTIONS = frozenset({Op.SUBSCRIBE, Op.UNSUBSCRIBE, Op.SUBSCRIBE_PREFIX, Op.UNSUBSCRIBE_PREFIX})
+_TICK_S: Final = 1.0
+_INLINE: Final = {"inline": True}
+_NEVER: Final = math.inf
+_IN: Final = select.EPOLLIN
+_OUT: Final = select.EPOLLOUT
+_IN_OR_BROKEN: Final = select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR
+_clock: Final = time.perf_counter
+_SUBSCRIPTIONS: Final = frozenset({Op.SUBSCRIBE, Op.UNSUBSCRIBE, Op.SUBSCRIBE_PREFIX, Op.UNSUBSCRIBE_PREFIX})
 
 
 class TurnLoop:
@@ -103,7 +109,7 @@ class TurnLoop:
         self._turn_over = trio.Event()
         self._forwards = ForwardTimes(time.perf_counter)
         self._sleep: trio.CancelScope | None = None  # of the task that does what does not arrive
-        self._sleeps_until_ms = math.inf
+        self._sleeps_until_ms = _NEVER
         self._failure: BaseException | None = None
         self._draining = False
         self._stopped = False
@@ -140,11 +146,11 @@ class TurnLoop:
         if self._failure is not None:
             return
         if rested:
-            self._lag.idle(time.perf_counter())
+            self._lag.idle(_clock())
         try:
             self._forwards.requests_came()
             self._turn(events, [])
-            if self._lag.turned(time.perf_counter()):
+            if self._lag.turned(_clock()):
                 self._observe()
         except BaseException as err:
             self._failure = err  # raised by the task below
@@ -174,7 +180,7 @@ class TurnLoop:
         held = self._backups.held
         deadline_ms = None if held else self._engine.next_deadline_ms()
         now_ms = self._engine.now_ms()
-        self._sleeps_until_ms = math.inf if held else self._due_ms(now_ms)
+        self._sleeps_until_ms = _NEVER if held else self._due_ms()
         timeout_s = max(0.0, self._sleeps_until_ms - now_ms) / 1000
         if self._wants_to_forward():
             timeout_s = min(timeout_s, self._forwards.rest_s())
@@ -190,15 +196,15 @@ class TurnLoop:
                 self._observe()
             self._end_turn()
 
-    def _due_ms(self, now_ms: int) -> float:
+    def _due_ms(self) -> float:
         """When there is something to do though nothing arrives."""
         deadline_ms = self._engine.next_deadline_ms()
         round_ms = self._pushes.next_round_ms()
-        due_ms = math.inf if deadline_ms is None else float(deadline_ms)
+        due_ms = _NEVER if deadline_ms is None else float(deadline_ms)
         if round_ms is not None and round_ms < due_ms:
             due_ms = float(round_ms)
-        if self._pressure.level and now_ms + PRESSURE_SAMPLE_MS < due_ms:
-            due_ms = float(now_ms + PRESSURE_SAMPLE_MS)
+        if self._pressure.level:
+            return min(due_ms, float(self._engine.now_ms() + PRESSURE_SAMPLE_MS))
         return due_ms
 
     def _may_go_on(self, link: Link) -> bool:
@@ -362,16 +368,17 @@ class TurnLoop:
                     os.eventfd_read(self._bell)
                 continue
             try:
-                if mask & select.EPOLLOUT:
+                if mask & _OUT:
                     found.send_more()
-                if mask & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR):
+                if mask & _IN_OR_BROKEN:
                     self._take(found)
             except LinkGone:
                 self._drop(fd)
         self._end_turn()
 
     def _take(self, link: Link) -> None:
-        requests = link.receive(*self._totals())
+        topics, total_bytes = self._totals()
+        requests = link.receive(topics, total_bytes)
         if link.deferred or not self._may_serve(link):
             link.deferred.extend(requests)
             self._serve_deferred(link)
@@ -454,10 +461,10 @@ class TurnLoop:
         for file in self._files.take_retired():
             for link in self._links.values():
                 link.retire(file)
-        totals = self._totals()
+        topics, total_bytes = self._totals()
         for fd, link in list(self._links.items()):
             try:
-                link.flush(*totals)
+                link.flush(topics, total_bytes)
             except LinkGone:
                 self._drop(fd)
                 continue
@@ -476,7 +483,7 @@ class TurnLoop:
         for link in self._links.values():
             if self._may_go_on(link):
                 return True
-        return not self._backups.held and self._due_ms(self._engine.now_ms()) < self._sleeps_until_ms
+        return not self._backups.held and self._due_ms() < self._sleeps_until_ms
 
     def _totals(self) -> tuple[int, int]:
         return len(self._engine.state.catalog), self._engine.state.live_bytes
@@ -495,11 +502,11 @@ class TurnLoop:
                 continue
             fd = sock.fileno()
             self._links[fd] = Link(sock, self._files, shard=self._engine.shard, shards=self._shards)
-            self._masks[fd] = select.EPOLLIN
-            self._epoll.register(fd, select.EPOLLIN)
+            self._masks[fd] = _IN
+            self._epoll.register(fd, _IN)
 
     def _update_mask(self, fd: int, link: Link) -> None:
-        mask = (0 if link.congested else select.EPOLLIN) | (select.EPOLLOUT if link.blocked else 0)
+        mask = (0 if link.congested else _IN) | (_OUT if link.blocked else 0)
         if mask != self._masks[fd]:
             self._masks[fd] = mask
             self._epoll.modify(fd, mask)
