@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol, cast
 
 from gateway.core import gzip_codec
@@ -247,7 +247,7 @@ def _milliseconds(value: float) -> bytes:
     return (_NUMBERS[whole] if whole < len(_NUMBERS) else b"%d" % whole) + _THOUSANDTHS[thousandths % 1000]
 
 
-def _timings_json(timings: Mapping[str, float]) -> bytes:
+def _timings_json(timings: Timings) -> bytes:
     """With the two braces behind them."""
     text = b""
     for name, value in timings.items():

@@ -7,7 +7,7 @@ the router really is, and it goes back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -90,7 +90,7 @@ class _Arrived:
         id: int,
         status: int,
         body: bytes,
-        timings: Mapping[str, float] | None = None,
+        timings: Timings | None = None,
         extents: Extents | None = None,
         tail: bytes | None = None,
     ) -> None:

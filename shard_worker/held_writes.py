@@ -7,9 +7,8 @@ how long it has waited.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
 
-from shard_worker.request import Extents, Request, Sink
+from shard_worker.request import Extents, Request, Sink, Timings
 from shared.limits import THROTTLE_WAIT_MAX_MS, THROTTLED_MAX_BYTES, THROTTLED_MAX_REQUESTS
 
 
@@ -71,7 +70,7 @@ class _Delayed:
         id: int,
         status: int,
         body: bytes,
-        timings: Mapping[str, float] | None = None,
+        timings: Timings | None = None,
         extents: Extents | None = None,
         tail: bytes | None = None,
     ) -> None:

@@ -18,7 +18,7 @@ from shard_worker.core.lease_queue import written_at
 from shard_worker.core.reading import PLAIN_VIEW, wanted_in
 from shard_worker.core.topic import Topic
 from shard_worker.pending import PendingAppend, PendingControl
-from shard_worker.request import Extents, Request, Sink
+from shard_worker.request import Extents, Request, Sink, Timings
 from shared.api_types import (
     PlainRecordIn,
     RecordIn,
@@ -122,7 +122,7 @@ class _Told(msgspec.Struct):
         id: int,
         status: int,
         body: bytes,
-        timings: Mapping[str, float] | None = None,
+        timings: Timings | None = None,
         extents: Extents | None = None,
         tail: bytes | None = None,
     ) -> None:

@@ -23,7 +23,7 @@ class Sink(Protocol):
         id: int,
         status: int,
         body: bytes,
-        timings: Mapping[str, float] | None = None,
+        timings: Timings | None = None,
         extents: Extents | None = None,
         tail: bytes | None = None,
     ) -> None: ...

@@ -79,7 +79,7 @@ class LinkError(Bug):
 _M = TypeVar("_M")
 
 Options = Mapping[str, object]
-Timings = Mapping[str, float]
+Timings = dict[str, float]  # of a turn, shared by its answers: nobody changes it
 
 
 class Request:

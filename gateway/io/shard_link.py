@@ -58,7 +58,7 @@ THROTTLED_RETRY_MS: Final = 100
 
 # Shared by all links, as each takes out what came before it is the next one's turn. A fresh object of this size for
 # every call would be mapped and unmapped by the allocator each time.
-_received = memoryview(bytearray(RECV_BYTES))
+_received: Final = memoryview(bytearray(RECV_BYTES))
 
 _OPEN: Final = LinkState.OPEN  # see shared/session.py: looking at an enum's member is not free
 _HELLO: Final = LinkState.HELLO

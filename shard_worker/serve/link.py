@@ -11,9 +11,9 @@ import os
 import socket
 from array import array
 from collections import deque
-from collections.abc import Mapping
+from typing import Final
 
-from shard_worker.request import Extents
+from shard_worker.request import Extents, Timings
 from shard_worker.serve.served_files import ServedFiles
 from shared.limits import LINK_CREDITS, LINK_TURN_MAX_BYTES, LINK_UNSENT_MAX_BYTES
 from shared.session import LinkState, ServerSession
@@ -31,9 +31,12 @@ from shared.wire import (
 )
 from shared.wire import Request as WireRequest
 
+_OPEN: Final = LinkState.OPEN  # see shared/session.py: looking at an enum's member is not free
+_HELLO: Final = LinkState.HELLO
+
 # Shared by all links, as each takes out what came before it is the next one's turn. A fresh object of this size for
 # every call would be mapped and unmapped by the allocator each time.
-_received = memoryview(bytearray(1 << 20))
+_received: Final = memoryview(bytearray(1 << 20))
 
 
 class LinkGone(Exception):
@@ -63,7 +66,7 @@ class Link:
 
     @property
     def open(self) -> bool:
-        return self._session.state is not LinkState.HELLO
+        return self._session.state is not _HELLO
 
     def receive(self, topics: int, total_bytes: int) -> list[WireRequest]:
         """The requests that have arrived; raises LinkGone."""
@@ -80,7 +83,7 @@ class Link:
             requests = self._session.receive(data)
         except LinkError as err:
             raise LinkGone(str(err)) from err
-        if self._session.client is not None and self._session.state is LinkState.HELLO:
+        if self._session.client is not None and self._session.state is _HELLO:
             self._send(self._session.accept(topics=topics, bytes=total_bytes), [])
             self._stats = (topics, total_bytes)
             if not self._session.accepted:
@@ -99,7 +102,7 @@ class Link:
         id: int,
         status: int,
         body: bytes,
-        timings: Mapping[str, float] | None = None,
+        timings: Timings | None = None,
         extents: Extents | None = None,
         tail: bytes | None = None,
     ) -> None:
@@ -148,12 +151,12 @@ class Link:
         self._messages.append(notice)
 
     def drain(self) -> None:
-        if self._session.state is LinkState.OPEN:
+        if self._session.state is _OPEN:
             self._messages.append(Draining())
 
     def flush(self, topics: int, total_bytes: int) -> None:
         """Send the turn's messages as one frame; raises LinkGone."""
-        if self._session.state is LinkState.HELLO:
+        if self._session.state is _HELLO:
             return
         if (topics, total_bytes) != self._stats and (self._messages or topics != self._stats[0]):
             self._stats = (topics, total_bytes)

@@ -213,13 +213,13 @@ class TurnLoop:
 
     def _observe(self) -> None:
         """Work out how pressed we are; whoever is concerned asks for the level."""
-        commits, links = self._engine.commits, self._links.values()
-        signals = Signals(
-            self._lag.ms,
-            commits.waiting + sum(len(link.deferred) for link in links),
-            max((link.unsent_bytes for link in links), default=0),
-            commits.waiting_bytes / self._engine.settings.max_unsynced_bytes,
-        )
+        commits = self._engine.commits
+        waiting, unsent_bytes = commits.waiting, 0
+        for link in self._links.values():
+            waiting += len(link.deferred)
+            unsent_bytes = max(unsent_bytes, link.unsent_bytes)
+        unsynced = commits.waiting_bytes / self._engine.settings.max_unsynced_bytes
+        signals = Signals(self._lag.ms, waiting, unsent_bytes, unsynced)
         self._pressure.observe(signals, self._engine.now_ms())
 
     # --- routers ----------------------------------------------------------------------------------------
