@@ -242,7 +242,7 @@ _TIMING_TEXTS: Final = {
 
 def _milliseconds(value: float) -> bytes:
     """With three places."""
-    thousandths = int(value * 1000 + 0.5)
+    thousandths = max(0, int(value * 1000 + 0.5))
     whole = thousandths // 1000
     return (_NUMBERS[whole] if whole < len(_NUMBERS) else b"%d" % whole) + _THOUSANDTHS[thousandths % 1000]
 

@@ -40,6 +40,7 @@ from shared.limits import (
     SEAL_PASS_MAX_BYTES,
     SNAPSHOT_EVERY_WAL_BYTES,
     SNAPSHOT_EVERY_WAL_FRAMES,
+    SNAPSHOT_LARGE_BYTES,
     SNAPSHOT_MANY_TOPICS,
     SNAPSHOT_SOONEST_WAL_BYTES,
     SNAPSHOT_SOONEST_WAL_FRAMES,
@@ -250,7 +251,8 @@ class Maintenance:
 
     def _snapshot_every(self) -> tuple[int, int]:
         """So many bytes or frames of the log: sooner where a snapshot is small, because a start replays the rest."""
-        share = min(1.0, len(self._engine.state.catalog) / SNAPSHOT_MANY_TOPICS)
+        last_bytes = 0 if self.snapshot is None else self.snapshot.size
+        share = max(len(self._engine.state.catalog) / SNAPSHOT_MANY_TOPICS, last_bytes / SNAPSHOT_LARGE_BYTES)
         return (
             min(
                 SNAPSHOT_EVERY_WAL_BYTES,

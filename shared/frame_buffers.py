@@ -30,6 +30,7 @@ def put_head(
     """The layout of frame.FRAME_HEADER_FORMAT. Refuses a frame that is too long."""
     if length > FRAME_MAX_BYTES:
         raise ValueError(f"a frame of {length} bytes exceeds {FRAME_MAX_BYTES}")
+    assert 0 <= kind < 1 << 8 and 0 <= flags < 1 << 16, "each has its own bytes"
     writer.write(_magic)
     put_u32(writer, length)
     put_u64(writer, kind | _VERSION_BITS | flags << 16)  # a byte, a byte, two, and four that are reserved

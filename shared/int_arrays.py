@@ -5,9 +5,10 @@ from array import array
 from collections.abc import Sequence
 from itertools import islice
 from operator import le, lt
+from typing import Final
 
 # The same numbers, but `array` takes twice as long to store them as Q.
-U64 = "L" if array("L").itemsize == 8 else "Q"
+U64: Final = "L" if array("L").itemsize == 8 else "Q"
 
 _SWAP = sys.byteorder != "little"
 # Below this many elements the fixed cost of two big integers exceeds that of a comprehension.

@@ -67,12 +67,15 @@ SNAPSHOT_EVERY_WAL_FRAMES: Final = 1_000_000
 """WAL frames since the last snapshot after which the next one is taken: of small frames replay costs time by the
 frame, not by the byte."""
 
+SNAPSHOT_LARGE_BYTES: Final = 4 * MiB
 SNAPSHOT_MANY_TOPICS: Final = 16_384
-"""A snapshot is as large as there are topics. With fewer than these the two bounds above are lower in proportion."""
+"""While the last snapshot was smaller than this, and there are fewer topics, the two bounds above are lower in
+proportion. The larger share of the two counts: topics take time to look at, and idempotency keys or jobs make a
+snapshot large with one topic."""
 
 SNAPSHOT_SOONEST_WAL_BYTES: Final = 32 * MiB
 SNAPSHOT_SOONEST_WAL_FRAMES: Final = 125_000
-"""But not below these, with however few topics: each snapshot is a handful of syncs, too."""
+"""But not below these, however small it is: each snapshot is a handful of syncs, too."""
 
 SEAL_REST_S: Final = 1.0
 """Seconds between two sealing passes: what becomes due by its records or bytes meanwhile is sealed together. Shorter

@@ -2,6 +2,7 @@
 
 Compiled, a number takes a few instructions: `struct` and `array` want an object for each first, which is most of what
 they cost where a write of a hundred records has a hundred ends. librt, mypyc's own library, writes signed numbers only.
+What does not fit is refused with OverflowError, negative numbers too: a wrong one must not get a checksum of its own.
 """
 
 from __future__ import annotations
@@ -16,21 +17,21 @@ _SHORT_MAX: Final = (1 << 62) - 1
 
 
 def put_u32(writer: BytesWriter, number: int) -> None:
-    if number <= _I32_MAX:
+    if 0 <= number <= _I32_MAX:
         write_i32_le(writer, number)
     else:
         writer.write(number.to_bytes(4, "little"))
 
 
 def put_u64(writer: BytesWriter, number: int) -> None:
-    if number <= _SHORT_MAX:
+    if 0 <= number <= _SHORT_MAX:
         write_i64_le(writer, number)
     else:
         writer.write(number.to_bytes(8, "little"))
 
 
 def put_u64_be(writer: BytesWriter, number: int) -> None:
-    if number <= _SHORT_MAX:
+    if 0 <= number <= _SHORT_MAX:
         write_i64_be(writer, number)
     else:
         writer.write(number.to_bytes(8, "big"))

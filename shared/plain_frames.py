@@ -2,8 +2,8 @@
 
 Nearly every frame is of that one shape: heads of fixed width, one after the other. Read by what must stand where, a
 message takes a fraction of the instructions that cbor2 needs to build its lists and we to look through them, and its
-body is copied once instead of three times. Whatever looks different in any byte is left to `shared.wire`, which takes
-all CBOR, and says what is wrong with what is none.
+body is copied once instead of three times. From the first message on that looks different in any byte, a frame is left
+to `shared.wire`, which takes all CBOR, and says what is wrong with what is none.
 """
 
 from __future__ import annotations
@@ -35,82 +35,90 @@ class _NotPlain(Exception):
 
 def decode_requests(data: bytes, start: int, end: int) -> list[Request]:
     """Of the frame whose payload is `data[start:end]`."""
+    found: list[Request] = []
+    count, at = 0, start
     try:
-        return _requests(data, start, end)
+        count = _length(data, start, end, _ARRAY)
+        at += _LENGTH_BYTES
+        while len(found) < count:
+            at = _read_request(data, at, end, found)
     except (_NotPlain, IndexError, UnicodeDecodeError):
-        return wire.decode_requests(data[start:end])
+        return found + wire.decode_requests(_rest(data, at, end, count - len(found)))
+    return found
 
 
 def decode_answers(data: bytes, start: int, end: int) -> list[ServerMessage]:
     """Of the frame whose payload is `data[start:end]`."""
-    try:
-        return _answers(data, start, end)
-    except (_NotPlain, IndexError, UnicodeDecodeError):
-        return wire.decode_answers(data[start:end])
-
-
-def _requests(data: bytes, start: int, end: int) -> list[Request]:
-    found: list[Request] = []
-    at = start + _LENGTH_BYTES
-    topic, topic_bytes = "", b""
-    for _ in range(_length(data, start, end, _ARRAY)):
-        name_at = at + _REQUEST_HEAD_BYTES
-        if name_at > end or data[at] != 0x85 or data[at + 10] != 0x18 or data[at + 12] != 0x78:
-            raise _NotPlain
-        id_ = _number(data, at + 1)
-        op = data[at + 11]
-        body_head = name_at + data[at + 13]
-        body_at = body_head + _LENGTH_BYTES
-        at = body_at + _length(data, body_head, end, _BYTES)
-        if id_ < 1 or at >= end or data[at] != _NULL:
-            raise _NotPlain
-        name = data[name_at:body_head]
-        if name != topic_bytes:  # requests that come together are often about the same topic
-            topic, topic_bytes = name.decode(), name
-        found.append(Request(id_, op, topic, data[body_at:at]))
-        at += 1
-    if at != end:
-        raise _NotPlain
-    return found
-
-
-def _answers(data: bytes, start: int, end: int) -> list[ServerMessage]:
     found: list[ServerMessage] = []
     told: Timings | None = None
-    at = start + _LENGTH_BYTES
-    for _ in range(_length(data, start, end, _ARRAY)):
-        lead = data[at]
-        if lead == 0x84 and data[at + 1] == 0:
-            found.append(_stats(data, at, end))
-            at += _STATS_BYTES
-            continue
-        body_at = at + _ANSWER_HEAD_BYTES
-        if body_at > end or data[at + 10] != 0x19 or (lead != 0x84 and lead != 0x86):
-            raise _NotPlain
-        id_ = _number(data, at + 1)
-        status: int = read_i16_be(data, at + 11)
-        at = body_at + _length(data, body_at - _LENGTH_BYTES, end, _BYTES)
-        if id_ < 1 or not 200 <= status <= 599 or at >= end:
-            raise _NotPlain
-        answer = Answer(id_, status, data[body_at:at])
-        kind = data[at]
-        at += 1
-        if kind == _TRUE and told is not None:
-            answer.timings = told
-        elif kind == 0xB8:
-            told, at = _timings(data, at, end)
-            answer.timings = told
-        elif kind != _NULL:
-            raise _NotPlain
-        if lead == 0x86:
-            answer.extents, at = _extents(data, at, end)
-            tail_at = at + _LENGTH_BYTES
-            at = tail_at + _length(data, at, end, _BYTES)
-            answer.tail = data[tail_at:at]
-        found.append(answer)
-    if at != end:
-        raise _NotPlain
+    count, at = 0, start
+    try:
+        count = _length(data, start, end, _ARRAY)
+        at += _LENGTH_BYTES
+        while len(found) < count:
+            if data[at] == 0x84 and data[at + 1] == 0:
+                found.append(_stats(data, at, end))
+                at += _STATS_BYTES
+                continue
+            answer, at = _read_answer(data, at, end, told)
+            if answer.timings is not None:
+                told = answer.timings
+            found.append(answer)
+    except (_NotPlain, IndexError, UnicodeDecodeError):
+        return found + wire.decode_answers(_rest(data, at, end, count - len(found)), told)
     return found
+
+
+def _rest(data: bytes, at: int, end: int, count: int) -> bytes:
+    """A payload of the messages from `at` on; with no count it is the whole one, whose head is not plain itself."""
+    if not count:
+        return data[at:end]
+    return bytes((_ARRAY,)) + count.to_bytes(4, "big") + data[at:end]
+
+
+def _read_request(data: bytes, at: int, end: int, found: list[Request]) -> int:
+    """Adds the one at this place. Returns where the next one is."""
+    name_at = at + _REQUEST_HEAD_BYTES
+    if name_at > end or data[at] != 0x85 or data[at + 10] != 0x18 or data[at + 12] != 0x78:
+        raise _NotPlain
+    id_ = _number(data, at + 1)
+    body_head = name_at + data[at + 13]
+    body_at = body_head + _LENGTH_BYTES
+    after = body_at + _length(data, body_head, end, _BYTES)
+    if id_ < 1 or after >= end or data[after] != _NULL:
+        raise _NotPlain
+    found.append(Request(id_, data[at + 11], data[name_at:body_head].decode(), data[body_at:after]))
+    return after + 1
+
+
+def _read_answer(data: bytes, at: int, end: int, told: Timings | None) -> tuple[Answer, int]:
+    """The one at this place, and where the next message is. `told`: the timings that came last."""
+    lead = data[at]
+    body_at = at + _ANSWER_HEAD_BYTES
+    if body_at > end or data[at + 10] != 0x19 or (lead != 0x84 and lead != 0x86):
+        raise _NotPlain
+    id_ = _number(data, at + 1)
+    status: int = read_i16_be(data, at + 11)
+    at = body_at + _length(data, body_at - _LENGTH_BYTES, end, _BYTES)
+    if id_ < 1 or not 200 <= status <= 599 or at >= end:
+        raise _NotPlain
+    answer = Answer(id_, status, data[body_at:at])
+    kind = data[at]
+    at += 1
+    if kind == _TRUE and told is not None:
+        answer.timings = told
+    elif kind == 0xB8:
+        answer.timings, at = _timings(data, at, end)
+    elif kind != _NULL:
+        raise _NotPlain
+    if lead == 0x86:
+        answer.extents, at = _extents(data, at, end)
+        tail_at = at + _LENGTH_BYTES
+        at = tail_at + _length(data, at, end, _BYTES)
+        answer.tail = data[tail_at:at]
+    if at > end:
+        raise _NotPlain
+    return answer, at
 
 
 def _length(data: bytes, at: int, end: int, mark: int) -> int:

@@ -400,10 +400,12 @@ def _encode_notice(notice: ServerMessage) -> bytes:
             raise AssertionError(f"{notice!r} is encoded elsewhere")
 
 
-def decode_answers(payload: bytes) -> list[ServerMessage]:
-    """Answers and notices in the order in which they were sent; notices of a later protocol are left out."""
+def decode_answers(payload: bytes, told: Timings | None = None) -> list[ServerMessage]:
+    """Answers and notices in the order in which they were sent; notices of a later protocol are left out.
+
+    `told`: the timings that came last, if this is the rest of a frame.
+    """
     found: list[ServerMessage] = []
-    told: Timings | None = None
     for message in _messages(payload):
         if type(message) is not list or not message:
             raise LinkError("a message is an array")

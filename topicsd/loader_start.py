@@ -84,8 +84,13 @@ class ForkedLoader:
         for name in MANAGER_ENV:
             os.environ.pop(name, None)
         if not sys.flags.safe_path:
-            # As by -P: it is where the server happens to be started, or where its script lies.
-            del sys.path[0]
+            try:
+                os.getcwd()
+            except FileNotFoundError:
+                pass  # for a directory that is gone `python -m` has put nothing there
+            else:
+                # As by -P: it is where the server happens to be started, or where its script lies.
+                del sys.path[0]
         main()
 
 

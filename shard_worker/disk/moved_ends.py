@@ -13,7 +13,7 @@ from shared.packing import put_u32
 def move_ends(into: BytesWriter, log: bytes, at: int, count: int, size: int, before: int) -> bool:
     """Add the ends of `count` records, found at `log[at:]`, as they are behind `before` bytes of other records.
 
-    False: they do not rise strictly up to `size`.
+    False: they do not rise strictly up to `size`. The sum fits: a block has less than a frame may have.
     """
     stop = at + 4 * count
     if stop > len(log):

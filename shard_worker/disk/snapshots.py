@@ -41,6 +41,7 @@ class SnapshotInfo(msgspec.Struct):
     end: int = 0
     clean: bool = False
     boot_id: str = ""
+    size: int = 0
 
 
 class SnapshotWriter:
@@ -111,6 +112,7 @@ class SnapshotWriter:
         self._write(self._encoder.segments(table))
         self._write(self._encoder.end(end=wal.end, clean=clean, boot_id=boot_id))
         self.info.end, self.info.clean, self.info.boot_id = wal.end, clean, boot_id
+        self.info.size = self._at
         self.completed = True
 
     def job(self) -> SnapshotJob:
@@ -199,7 +201,8 @@ def load_snapshot(fs: FileSystem, path: str, number: int, shard: int) -> tuple[S
     topics = []
     file = fs.open(path)
     try:
-        for item in read_snapshot(file.pread, file.size()):
+        info.size = file.size()
+        for item in read_snapshot(file.pread, info.size):
             match item:
                 case SnapBegin():
                     if item.shard != shard:

@@ -78,7 +78,14 @@ class _LightTrio(_LightLoader):
         return {"idna": _Forwarder("idna"), **{name: _StandIn(name) for name in _PARTS_OF_TRIO}}
 
     def exec_module(self, module: ModuleType) -> None:
-        super().exec_module(module)
+        try:
+            super().exec_module(module)
+        except Exception:
+            # A trio that uses one of these parts while it is imported: then with all of them.
+            for name in [name for name in sys.modules if name.startswith("trio.")]:
+                del sys.modules[name]
+            SourceFileLoader.exec_module(self, module)
+            return
         for shown_in in _SHOWN_IN:
             _import_on_demand(sys.modules[shown_in])
 

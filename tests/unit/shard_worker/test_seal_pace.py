@@ -193,3 +193,24 @@ def test_a_shard_that_is_killed_again_and_again_does_not_have_ever_more_to_repla
             shard.kill()
             replayed.append(shard.shard.report.frames)
     assert max(replayed) < 250, replayed
+
+
+def test_small_snapshots_are_taken_sooner_and_large_ones_are_not() -> None:
+    shard = ShardDriver(cold_dir=None, wal_file_bytes=1 << 20)
+    with (
+        patch.object(maintenance_module, "SNAPSHOT_EVERY_WAL_FRAMES", 400),
+        patch.object(maintenance_module, "SNAPSHOT_SOONEST_WAL_FRAMES", 50),
+    ):
+        assert snapshots_after(shard, 60) == 1, "one topic, and hardly anything in it"
+        assert snapshots_after(shard, 60) == 2
+        size = shard.shard.maintenance.snapshot.size
+        assert size > 0
+        with patch.object(maintenance_module, "SNAPSHOT_LARGE_BYTES", size):
+            assert snapshots_after(shard, 60) == 2, "as large as the last one was, it may wait"
+            shard.kill()
+            assert shard.shard.maintenance.snapshot.size == size, "known from the file after a start"
+            assert snapshots_after(shard, 60) == 0, "of this session"
+            assert snapshots_after(shard, 300) == 1
+        with patch.object(maintenance_module, "SNAPSHOT_MANY_TOPICS", 1):
+            assert snapshots_after(shard, 60) == 1, "many topics, too"
+            assert snapshots_after(shard, 350) == 2

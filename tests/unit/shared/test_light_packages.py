@@ -74,3 +74,12 @@ import typing_extensions
 assert typing_extensions.TypedDict
 """
     run(f"{START}\n{use}")
+
+
+def test_a_trio_that_needs_such_a_part_at_once_gets_all_of_them() -> None:
+    run(
+        "import sys; from shared.io import light_packages as light\n"
+        "light._PARTS_OF_TRIO += ('trio._abc',)  # whose classes others derive from\n"
+        "light.lighten_packages(); import trio, trio._ssl\n"
+        "assert trio.SSLStream is trio._ssl.SSLStream and trio.run(trio.sleep, 0) is None"
+    )

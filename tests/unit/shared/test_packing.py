@@ -32,10 +32,11 @@ def test_numbers_of_64_bits(numbers: list[int]) -> None:
     assert big.getvalue() == pack(f">{len(numbers)}Q", *numbers)
 
 
-def test_what_does_not_fit_is_refused() -> None:
+@pytest.mark.parametrize("number", [2**64, -1, -(2**63), -(2**70)])
+def test_what_does_not_fit_is_refused(number: int) -> None:
     with pytest.raises(OverflowError):
-        put_u32(BytesWriter(), 2**32)
+        put_u32(BytesWriter(), min(number, 2**32))
     with pytest.raises(OverflowError):
-        put_u64(BytesWriter(), 2**64)
+        put_u64(BytesWriter(), number)
     with pytest.raises(OverflowError):
-        put_u64_be(BytesWriter(), 2**64)
+        put_u64_be(BytesWriter(), number)
