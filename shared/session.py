@@ -65,11 +65,6 @@ class FrameSplitter:
     def max_bytes(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
 
-    def feed(self, data: bytes) -> list[bytes]:
-        """The payloads that `data` completes."""
-        buffer, places = self.find(data)
-        return [buffer[start:end] for start, end in places]
-
     def find(self, data: bytes) -> tuple[bytes, list[tuple[int, int]]]:
         """Where the payloads are that `data` completes, and in what: who reads them there saves a copy of them."""
         if self._have:

@@ -237,13 +237,7 @@ def encode_requests(requests: Sequence[Request]) -> bytes:
         writer.append(0x78)  # text, length as u8
         writer.append(len(name))
         writer.write(name)
-        _put_length(writer, 0x5A, len(body))
-        if len(body) < _COPIED_BELOW_BYTES:
-            writer.write(body)
-        else:
-            parts.append(writer.getvalue())
-            parts.append(body)
-            writer = BytesWriter()
+        writer = _put_body(writer, parts, body)
         writer.write(known_bytes)
     parts.append(writer.getvalue())
     frame_bytes = _finish_frame(parts, len(requests))
@@ -262,6 +256,17 @@ def _put_length(writer: BytesWriter, kind: int, length: int) -> None:
     """Of an array (0x9A) or a byte string (0x5A), as u32."""
     writer.append(kind)
     write_i32_be(writer, length)
+
+
+def _put_body(writer: BytesWriter, parts: list[bytes], body: bytes) -> BytesWriter:
+    """Returns where to go on: a large body is a part of its own, with another writer behind it."""
+    _put_length(writer, 0x5A, len(body))
+    if len(body) < _COPIED_BELOW_BYTES:
+        writer.write(body)
+        return writer
+    parts.append(writer.getvalue())
+    parts.append(body)
+    return BytesWriter()
 
 
 def _finish_frame(parts: list[bytes], messages: int) -> bytes | None:
@@ -323,13 +328,7 @@ def encode_answers(messages: Sequence[ServerMessage]) -> bytes:
         _put_u64(writer, message.id)
         writer.append(0x19)  # u16
         write_i16_be(writer, message.status)
-        _put_length(writer, 0x5A, len(body))
-        if len(body) < _COPIED_BELOW_BYTES:
-            writer.write(body)
-        else:
-            parts.append(writer.getvalue())
-            parts.append(body)
-            writer = BytesWriter()
+        writer = _put_body(writer, parts, body)
         if timings is None:
             writer.append(0xF6)  # null
         elif timings is told:

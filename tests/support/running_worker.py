@@ -71,7 +71,7 @@ class Client:
         data = await self.stream.receive_some(1 << 16)
         if not data:
             raise EOFError("the worker hung up")
-        self.frames += [len(payload) for payload in self._splitter.feed(data)]
+        self.frames += [end - start for start, end in self._splitter.find(data)[1]]
         self._early += self.session.receive(data)
 
     async def expect_end(self) -> None:
