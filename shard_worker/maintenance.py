@@ -254,14 +254,8 @@ class Maintenance:
         last_bytes = 0 if self.snapshot is None else self.snapshot.size
         share = max(len(self._engine.state.catalog) / SNAPSHOT_MANY_TOPICS, last_bytes / SNAPSHOT_LARGE_BYTES)
         return (
-            min(
-                SNAPSHOT_EVERY_WAL_BYTES,
-                max(SNAPSHOT_SOONEST_WAL_BYTES, int(SNAPSHOT_EVERY_WAL_BYTES * share)),
-            ),
-            min(
-                SNAPSHOT_EVERY_WAL_FRAMES,
-                max(SNAPSHOT_SOONEST_WAL_FRAMES, int(SNAPSHOT_EVERY_WAL_FRAMES * share)),
-            ),
+            _share_of(SNAPSHOT_EVERY_WAL_BYTES, share, at_least=SNAPSHOT_SOONEST_WAL_BYTES),
+            _share_of(SNAPSHOT_EVERY_WAL_FRAMES, share, at_least=SNAPSHOT_SOONEST_WAL_FRAMES),
         )
 
     def _mark_oldest_file(self) -> None:
@@ -568,3 +562,7 @@ class Maintenance:
         for topic_id in ids:
             if topic_id in by_id and topic_id not in self._unsealable:
                 self.due[by_id[topic_id]] = None
+
+
+def _share_of(whole: int, share: float, *, at_least: int) -> int:
+    return min(whole, max(at_least, int(whole * share)))

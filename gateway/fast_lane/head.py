@@ -109,7 +109,7 @@ class Memo(Generic[_V]):
     """Recent values by bytes, in two generations: a cheap bounded LRU.
 
     Only what comes a second time is kept. Who asks for ever other topics would fill it and have it thrown away again
-    with every request, which takes as long as parsing; a mark of its hash is all that the first time leaves.
+    for nothing; a mark of its hash is all that the first time leaves.
     """
 
     __slots__ = ("_marks", "_new", "_old")

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from ops.compiled.build import CannotCompile, check_tools
+
 ROOT = Path(__file__).parents[2]
 FILES = (
     "tests/property/test_plain_frames.py",
@@ -17,11 +19,12 @@ FILES = (
     "tests/unit/shared/test_packing.py",
     "tests/unit/shard_worker/test_moved_ends.py",
 )
-CODE = """
+NOT_COMPILED = 99
+CODE = f"""
 import sys
 from shared.io.compiled import use_compiled
 if not use_compiled():
-    sys.exit(99)
+    sys.exit({NOT_COMPILED})
 import pytest
 sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:xdist", *sys.argv[1:]]))
 """
@@ -33,6 +36,12 @@ def test_the_compiled_modules_pass_the_tests_of_their_sources() -> None:
     done = subprocess.run(
         [sys.executable, "-c", CODE, *FILES], cwd=ROOT, env=environment, capture_output=True, text=True
     )
-    if done.returncode == 99:
-        pytest.skip("nothing is compiled here: topicsd compile")
+    if done.returncode == NOT_COMPILED:
+        try:
+            check_tools()
+        except CannotCompile as err:
+            pytest.skip(f"nothing is compiled here: {err}")
+    assert done.returncode != NOT_COMPILED, (
+        "hot modules have changed, or do not compile: run `topicsd compile`"
+    )
     assert done.returncode == 0, done.stdout + done.stderr
