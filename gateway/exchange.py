@@ -134,13 +134,28 @@ class Recall:
     A lane that remembers what it has parsed keeps one with it; so who repeats a request is looked at once.
     """
 
-    __slots__ = ("headers_seen", "idempotency_key", "plain_json", "target")
+    __slots__ = ("headers_seen", "idempotency_key", "name", "plain_json", "refused", "route", "wants_gzip")
 
     def __init__(self) -> None:
-        self.target: object | None = None  # of the router
+        self.route: object | None = None  # of the router; None: nobody has asked it yet
+        self.name = ""  # the one in the path, decoded
+        self.refused = False  # is it none that the route accepts?
         self.headers_seen = False  # is known what follows?
         self.plain_json = False  # the body is declared to be JSON, and not compressed
+        self.wants_gzip = False
         self.idempotency_key: str | None = None
+
+    def for_topic(self, name: str) -> Recall:
+        """The same for another topic: of a request that differs in nothing but this valid name in its path."""
+        other = Recall()
+        if self.route is not None and not self.refused:
+            other.route = self.route
+            other.name = name
+            other.headers_seen = self.headers_seen
+            other.plain_json = self.plain_json
+            other.wants_gzip = self.wants_gzip
+            other.idempotency_key = self.idempotency_key
+        return other
 
 
 class Exchange(ABC):

@@ -15,7 +15,7 @@ from gateway.core import gzip_codec
 from gateway.core.auth import Access, Gatekeeper, check_name
 from gateway.core.caps import InflightPerKey, TotalCaps
 from gateway.core.http_errors import error_response, passed_on_error, unexpected_error_response
-from gateway.core.router import Query, Route, Router, Target, parse_query, text_parameter
+from gateway.core.router import Query, Route, Router, parse_query, text_parameter
 from gateway.exchange import JSON, Exchange, Recall, Response, Stream, StreamHead
 from gateway.io.shard_link import LeasedFiles, LinkListener, OnReply, Reply
 from gateway.request_log import RequestLog
@@ -86,14 +86,13 @@ Handler = Callable[["Call"], None]
 
 
 class Call:
-    __slots__ = ("_entered", "_query", "_refused", "answered", "api", "exchange", "key", "name", "route")
+    __slots__ = ("_entered", "_query", "answered", "api", "exchange", "key", "name", "route")
 
-    def __init__(self, api: Api, exchange: Exchange, target: Target[Handler]) -> None:
+    def __init__(self, api: Api, exchange: Exchange, route: Route[Handler]) -> None:
         self.api = api
         self.exchange = exchange
-        self.route = target.route
-        self.name = target.name  # the topic in the path, decoded and valid once the handler runs
-        self._refused = target.refused
+        self.route = route
+        self.name = exchange.recall.name  # the topic in the path, decoded and valid once the handler runs
         self.key: ApiKey | None = None  # None: auth is off, or the route needs none
         self.answered = False
         self._entered = False
@@ -131,10 +130,11 @@ class Call:
             recall.headers_seen = True
             recall.idempotency_key = headers.get("idempotency-key")
             recall.plain_json = _is_json(headers.get("content-type")) and "content-encoding" not in headers
+            recall.wants_gzip = gzip_codec.wants_gzip(headers.get("accept-encoding"))
         return recall
 
     def wants_gzip(self) -> bool:
-        return gzip_codec.wants_gzip(self.exchange.headers.get("accept-encoding"))
+        return self._recall().wants_gzip
 
     def admit(self) -> None:
         """Who calls, and whether it may: 401, 403, or go on."""
@@ -143,7 +143,7 @@ class Call:
         self.key = api.gatekeeper.admit(self.route.access, self.exchange.headers, token)
         api.inflight.enter(self.key)
         self._entered = True
-        if self._refused:
+        if self.exchange.recall.refused:
             raise InvalidRequest("the path does not hold a valid topic name")
         if self.key is not None and self.route.named and not self.route.opaque:
             check_name(self.key, self.name)
@@ -298,23 +298,22 @@ class Api:
         shards.listen(self.hub)
 
     def handle(self, exchange: Exchange) -> None:
-        known = exchange.recall.target
-        if known is not None:
-            target = cast("Target[Handler]", known)
-        else:
+        recall = exchange.recall
+        if recall.route is None:
             try:
                 target = self.router.resolve(exchange.method, exchange.path)
             except TopicsError as err:
                 self.count(None, err.status_hint)
                 exchange.respond(error_response(err))
                 return
-            exchange.recall.target = target
-        call = Call(self, exchange, target)
+            recall.route, recall.name, recall.refused = target.route, target.name, target.refused
+        route = cast("Route[Handler]", recall.route)
+        call = Call(self, exchange, route)
         try:
-            if self.draining and target.route.access is not Access.PROBE:
+            if self.draining and route.access is not Access.PROBE:
                 raise ShuttingDown()
             call.admit()
-            target.route.handler(call)
+            route.handler(call)
         except TopicsError as err:
             call.fail(err)
         except Exception:

@@ -7,6 +7,9 @@ name's characters and its UTF-8 bytes are the same count. A name never becomes a
 from __future__ import annotations
 
 import re
+from typing import Final
+
+TOPIC_NAME_MAX_CHARS: Final = 255
 
 # Used with fullmatch only: "$" would also accept a name that ends in a newline.
 TOPIC_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,254}")

@@ -13,14 +13,21 @@ N+1 shards moves about 1/(N+1) of the topics, all of them to the new shard, in O
 
 from __future__ import annotations
 
-from typing import NewType
+from typing import TYPE_CHECKING, Final, NewType
 
 import xxhash
+from librt.strings import read_i64_be
+
+if TYPE_CHECKING:
+    from mypy_extensions import i64  # what an integer is to compiled code; to any other it is one like all
 
 ShardId = NewType("ShardId", int)
 
-_MASK_64 = (1 << 64) - 1
-_LCG_MULTIPLIER = 2862933555777941757
+_digest: Final = xxhash.xxh3_64_digest
+
+# 2862933555777941757 in two halves: a product of 64 bits does not fit into a signed number of 64.
+_MULTIPLIER_HIGH: Final = 0x27BB2EE6
+_MULTIPLIER_LOW: Final = 0x87B0B0FD
 
 
 def topic_hash(topic: str) -> int:
@@ -30,15 +37,29 @@ def topic_hash(topic: str) -> int:
 
 def jump_hash(key: int, buckets: int) -> int:
     """The bucket of an unsigned 64-bit key, in [0, buckets)."""
+    return _jump(key >> 32, key & 0xFFFFFFFF, buckets)
+
+
+def _jump(high: i64, low: i64, buckets: int) -> int:
+    """The bucket of a key in two halves of 32 bits, so that compiled code needs no integer that is an object."""
     assert buckets >= 1
-    bucket, candidate = 0, 0
-    while candidate < buckets:
+    bucket: i64 = 0
+    candidate: i64 = 0
+    count: i64 = buckets
+    while candidate < count:
         bucket = candidate
-        key = (key * _LCG_MULTIPLIER + 1) & _MASK_64
+        # key = (key * multiplier + 1) modulo 2**64, with nothing on the way beyond 63 bits: `low` goes in two parts,
+        # and of the multiplier's lower half, times `high`, only what is left modulo 2**32 counts.
+        first: i64 = (low & 0xFFFF) * _MULTIPLIER_LOW + 1
+        second: i64 = (low >> 16) * _MULTIPLIER_LOW + (first >> 16)
+        high = ((second >> 16) + low * _MULTIPLIER_HIGH + high * (_MULTIPLIER_LOW - (1 << 32))) & 0xFFFFFFFF
+        low = (second & 0xFFFF) << 16 | first & 0xFFFF
         # Doubles exactly as in the paper: one IEEE division and one product, the same everywhere.
-        candidate = int((bucket + 1) * (float(1 << 31) / float((key >> 33) + 1)))
+        candidate = int(float(bucket + 1) * (float(1 << 31) / float((high >> 1) + 1)))
     return bucket
 
 
 def shard_for(topic: str, shard_count: int) -> ShardId:
-    return ShardId(jump_hash(topic_hash(topic), shard_count))
+    digest = _digest(topic.encode("utf-8"))
+    key: i64 = read_i64_be(digest, 0)
+    return ShardId(_jump((key >> 32) & 0xFFFFFFFF, key & 0xFFFFFFFF, shard_count))

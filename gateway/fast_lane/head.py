@@ -4,7 +4,7 @@ httptools (llhttp in strict mode) is the authority on the syntax; the rules it l
 Expect, transfer codings other than chunked, how many fields) are checked here. A client sends the same head over
 and over, so what it means is remembered by its bytes: a repeated one costs one dictionary lookup. Where the target
 changes all the time the header section does not, and as its meaning depends on neither the method nor the target, it
-is remembered by itself, too.
+is remembered by itself, too. Where only the topic changes, all around its name is compared (`AroundTopic`).
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from gateway.fast_lane.bounds import (
     MAX_TARGET_BYTES,
 )
 from gateway.fast_lane.refusals import Refusal, bad_request
+from gateway.fast_lane.topic_names import topic_name_end
+from shared.names import TOPIC_NAME_MAX_CHARS
 
 _V = TypeVar("_V")
 
@@ -32,6 +34,8 @@ _V = TypeVar("_V")
 METHODS: Final = {m.encode(): m for m in ("GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH")}
 _METHOD = re.compile(rb"[A-Z]{1,20}")
 _ABSOLUTE = re.compile(r"[Hh][Tt][Tt][Pp][Ss]?://([^/?]+)([^?]*)(?:\?(.*))?")
+TOPICS_PATH: Final = "/v0/topics/"
+_TOPICS_TARGET: Final = TOPICS_PATH.encode("ascii")
 _SINGLETONS = frozenset({"host", "content-length", "transfer-encoding"})
 
 
@@ -59,12 +63,35 @@ class HeaderSection:
         self.websocket = _has(headers.get("upgrade", ""), "websocket") and _has(connection, "upgrade")
 
 
+class AroundTopic:
+    """What stands around the name of a topic in a head: one that differs in no other byte means the same, of another
+    topic. `behind` includes the empty line, so whoever finds it has a whole head before him."""
+
+    __slots__ = ("before", "behind", "path_behind", "topic")
+
+    def __init__(self, before: bytes, topic: str, behind: bytes, path_behind: str) -> None:
+        self.before = before
+        self.topic = topic
+        self.behind = behind
+        self.path_behind = path_behind
+
+
 class RequestHead:
     """All of a request but its body, understood and checked."""
 
-    __slots__ = ("for_full_lane", "head_only", "headers", "method", "path", "query", "recall", "section")
+    __slots__ = (
+        "around",
+        "for_full_lane",
+        "head_only",
+        "headers",
+        "method",
+        "path",
+        "query",
+        "recall",
+        "section",
+    )
 
-    def __init__(self, method: str, target: str, section: HeaderSection) -> None:
+    def __init__(self, method: str, target: str, section: HeaderSection, around: AroundTopic | None) -> None:
         path, query, authority = parse_target(target)
         self.method = "GET" if method == "HEAD" else method
         self.head_only = method == "HEAD"
@@ -72,6 +99,7 @@ class RequestHead:
         self.query = query
         self.recall = Recall()
         self.section = section
+        self.around = around
         self.headers = section.headers
         if authority is not None:
             self.headers = MappingProxyType({**section.headers, "host": authority})
@@ -93,7 +121,7 @@ class HeadParser:
 
     def parse(self, raw: bytes, method: str, target: bytes, rest: bytes) -> RequestHead:
         """`raw` is the whole head, `rest` the part from the version on."""
-        head = RequestHead(method, target.decode("latin-1"), self._section(rest))
+        head = RequestHead(method, target.decode("latin-1"), self._section(rest), around_topic(raw, target))
         self._heads.put(raw, head)
         return head
 
@@ -187,6 +215,23 @@ def parse_section(raw: bytes) -> HeaderSection:
     if headers.get("expect", "100-continue").lower() != "100-continue" and not http10:
         raise bad_request("the only expectation understood is 100-continue", status=417)
     return HeaderSection(headers, http10=http10)
+
+
+def around_topic(raw: bytes, target: bytes) -> AroundTopic | None:
+    """None: the target names no topic in plain letters, or the head is too long to be kept.
+
+    That one with the longest name may be kept means that it is not refused for its length either.
+    """
+    if not target.startswith(_TOPICS_TARGET) or len(raw) + TOPIC_NAME_MAX_CHARS > HEAD_MEMO_MAX_BYTES:
+        return None
+    start = len(_TOPICS_TARGET)
+    end = topic_name_end(target, start)
+    path_behind = target[end:].partition(b"?")[0]
+    if end == start or (path_behind and not path_behind.startswith(b"/")):
+        return None
+    target_at = raw.index(b" ") + 1
+    before, behind = raw[: target_at + start], raw[target_at + end :] + b"\r\n\r\n"
+    return AroundTopic(before, target[start:end].decode("ascii"), behind, path_behind.decode("latin-1"))
 
 
 def parse_method(raw: bytes) -> str:

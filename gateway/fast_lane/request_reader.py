@@ -14,13 +14,24 @@ from __future__ import annotations
 
 import re
 from enum import Enum
+from typing import Final
 
+from gateway.exchange import Recall
 from gateway.fast_lane.answer_slot import AnswerSlot, SlotOwner
 from gateway.fast_lane.body_budget import BodyBudget
 from gateway.fast_lane.bounds import MAX_HEAD_BYTES, MAX_TARGET_BYTES
 from gateway.fast_lane.chunked import ChunkDecoder
-from gateway.fast_lane.head import METHODS, HeaderSection, HeadParser, RequestHead, parse_method
+from gateway.fast_lane.head import (
+    METHODS,
+    TOPICS_PATH,
+    AroundTopic,
+    HeaderSection,
+    HeadParser,
+    RequestHead,
+    parse_method,
+)
 from gateway.fast_lane.refusals import Refusal, bad_request
+from gateway.fast_lane.topic_names import topic_name_end
 from shared.errors import PayloadTooLarge
 
 _REQUEST_LINE_START = re.compile(rb"[A-Z]{1,20}(?: [^\x00-\x20\x7f]*(?: [HTP/.0-9]{0,8}\r?)?)?")
@@ -28,6 +39,7 @@ _REQUEST_LINE = re.compile(rb"[A-Z]{1,20} [^\x00-\x20\x7f]+ HTTP/[0-9.]{3}")
 _BAD_LINE_END = re.compile(rb"\x00|(?<!\r)\n|\r(?!\n|\Z)")
 _LINE_SLACK = 32  # bytes of a request line that are not its target
 _TLS_HANDSHAKE = 0x16
+_NOTHING: Final = Recall()
 
 
 class Signal(Enum):
@@ -52,10 +64,13 @@ class RequestReader:
         "_max_body_bytes",
         "_owner",
         "_parser",
+        "_path",
         "_pos",
+        "_recall",
         "_repeated",
         "_slot",
         "_taken",
+        "_topic",
         "_virgin",
         "reading_since",
     )
@@ -74,8 +89,11 @@ class RequestReader:
         self._body_left = 0
         self._chunks: ChunkDecoder | None = None
         self._fed_at = 0.0
-        self._last_head: RequestHead | None = None
-        self._repeated = b""  # that head, empty line included, if it came twice in a row: look for it first
+        self._last_head: RequestHead | None = None  # the last one that was parsed, or found by its bytes
+        self._topic = ""  # of the last request, as the next two: perhaps not that head's
+        self._path = ""
+        self._recall = _NOTHING
+        self._repeated = b""  # its head, empty line included, if it came twice in a row: look for it first
         self._virgin = True  # nothing was understood yet: a foreign protocol is possible
         self.reading_since = 0.0  # when the first byte of an incomplete request came; 0 if there is none
 
@@ -117,6 +135,11 @@ class RequestReader:
                 assert self._last_head is not None
                 return self._request(self._last_head, body_start)
             self._repeated = b""
+        last = self._last_head
+        if last is not None and last.around is not None:
+            body_start = self._match_around(last.around)
+            if body_start:
+                return self._request(last, body_start)
         head_end = buffer.find(b"\r\n\r\n", pos)
         if head_end < 0:
             self._check_incomplete()
@@ -129,10 +152,35 @@ class RequestReader:
             if method is None or len(parts) != 3 or len(raw) > MAX_HEAD_BYTES:
                 return self._unusual(raw, parts)
             head = self._parser.parse(raw, method, parts[1], parts[2])
-        if head is self._last_head:
+        if head is last:
             self._repeated = raw + b"\r\n\r\n"
-        self._last_head = head
+        self._remember(head)
         return self._request(head, head_end + 4)
+
+    def _remember(self, head: RequestHead) -> None:
+        self._last_head = head
+        self._path = head.path
+        self._topic = "" if head.around is None else head.around.topic
+        self._recall = head.recall
+
+    def _match_around(self, around: AroundTopic) -> int:
+        """Is the next head the last one but for its topic? Then that is noted, and where its body starts returned."""
+        buffer, pos = self._buffer, self._pos
+        name_at = pos + len(around.before)
+        if buffer[pos:name_at] != around.before:
+            return 0
+        name_end = topic_name_end(buffer, name_at)
+        body_start = name_end + len(around.behind)
+        if name_end == name_at or buffer[name_end:body_start] != around.behind:
+            return 0
+        name = buffer[name_at:name_end].decode("ascii")
+        if name == self._topic:
+            self._repeated = buffer[pos:body_start]
+        else:
+            self._topic = name
+            self._path = TOPICS_PATH + name + around.path_behind
+            self._recall = self._recall.for_topic(name)
+        return body_start
 
     def _request(self, head: RequestHead, body_start: int) -> AnswerSlot | Signal | None:
         if head.for_full_lane:
@@ -142,12 +190,12 @@ class RequestReader:
         slot = AnswerSlot(
             self._owner,
             head.method,
-            head.path,
+            self._path,
             head.query,
             head.headers,
             b"",
             self.reading_since,
-            head.recall,
+            self._recall,
         )
         if head.head_only:
             slot.head_only = True
@@ -232,6 +280,7 @@ class RequestReader:
         if len(parts[1]) <= MAX_TARGET_BYTES and len(raw) > MAX_HEAD_BYTES:
             raise bad_request(f"the headers are longer than {MAX_HEAD_BYTES} bytes", status=431)
         head = self._parser.parse(raw, method, parts[1], parts[2])
+        self._remember(head)
         return self._request(head, self._pos + len(raw) + 4)
 
     def _check_incomplete(self) -> None:

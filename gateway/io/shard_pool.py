@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 import trio
 
@@ -13,7 +14,7 @@ from shared.io.child_channel import socket_path
 from shared.routing import shard_for
 from shared.wire import Options
 
-ROUTES_REMEMBERED = 2048  # topics whose shard is not hashed again
+ROUTES_REMEMBERED: Final = 2048  # topics whose shard is not hashed again
 
 
 class ShardPool:

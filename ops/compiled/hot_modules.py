@@ -77,6 +77,7 @@ GROUPS: Final[dict[str, tuple[str, ...]]] = {
         "gateway.fast_lane.output",
         "gateway.fast_lane.request_reader",
         "gateway.fast_lane.response_head",
+        "gateway.fast_lane.topic_names",
         "gateway.fast_lane.turns",
         "gateway.full_lane.asgi_exchange",
         "gateway.handlers.queues",

@@ -4,6 +4,8 @@ in one would happen twice (a `send`, say, with its bytes on the wire two times).
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -61,3 +63,22 @@ def test_no_class_of_a_hot_module_is_derived_from_elsewhere() -> None:
                 if base in compiled
             ]
     assert not found, "\n".join(found)
+
+
+BEFORE_ANY_IS_COMPILED = """
+import sys, topicsd.entry, topicsd.loader_start, gateway.__main__, shard_worker.__main__
+from topicsd.loader import load_what_all_share
+load_what_all_share()
+print(*sys.modules)
+"""
+
+
+def test_no_hot_module_is_loaded_before_compiled_ones_are_looked_for() -> None:
+    """Compiled modules call each other's functions directly. One that has come from its source has set nothing up for
+    that: the first call of a function of it that uses a constant ends the process."""
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", BEFORE_ANY_IS_COMPILED], capture_output=True, text=True, check=True
+    )
+    loaded = set(done.stdout.split())
+    assert "shared.names" in loaded
+    assert not loaded & {module for group in GROUPS.values() for module in group}

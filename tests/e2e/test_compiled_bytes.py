@@ -13,10 +13,13 @@ from ops.compiled.build import CannotCompile, check_tools
 
 ROOT = Path(__file__).parents[2]
 FILES = (
+    "tests/property/test_other_topics_props.py",
     "tests/property/test_plain_frames.py",
+    "tests/unit/gateway/test_topic_names.py",
     "tests/unit/shared/test_append_frame.py",
     "tests/unit/shared/test_frame_buffers.py",
     "tests/unit/shared/test_packing.py",
+    "tests/unit/shared/test_routing.py",
     "tests/unit/shard_worker/test_moved_ends.py",
 )
 NOT_COMPILED = 99

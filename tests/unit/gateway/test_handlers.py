@@ -131,6 +131,29 @@ def test_a_repeated_head_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> N
     ] * 3
 
 
+def test_what_is_known_of_a_head_holds_for_another_topic(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = ApiHarness(answering(*[Answer(1, 200, b'{"topic":"t"')] * 2))
+    headers = {"content-type": "application/json", "idempotency-key": "k"}
+    first = RecordedExchange("POST", "/v0/topics/a", "", headers, WRITE)
+    harness.api.handle(first)
+    monkeypatch.setattr(harness.api.router, "resolve", None)
+    harness.api.handle(
+        RecordedExchange("POST", "/v0/topics/b", "", {}, WRITE, recall=first.recall.for_topic("b"))
+    )
+    assert [(asked.topic, asked.options) for asked in harness.shards.asked] == [
+        ("a", {"idem": "k"}),
+        ("b", {"idem": "k"}),
+    ]
+
+
+def test_nothing_is_known_for_another_topic_where_the_first_was_refused() -> None:
+    harness = ApiHarness(answering(Answer(1, 200, b'{"topic":"t"')))
+    first = RecordedExchange("POST", "/v0/topics/-", "", {"content-type": "application/json"}, WRITE)
+    harness.api.handle(first)
+    assert first.response is not None and first.response.status == 400
+    assert first.recall.for_topic("b").route is None
+
+
 def test_an_error_of_the_worker_is_passed_on_with_its_retry_hint() -> None:
     body = b'{"error":{"code":"throttled","message":"busy"}}'
     harness = ApiHarness(answering(Answer(1, 429, body, {"retry_after_ms": 2500.0})))

@@ -5,7 +5,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shared.routing import jump_hash, shard_for, topic_hash
@@ -30,6 +30,29 @@ def test_golden_vectors_hold() -> None:
 )
 def test_jump_hash_agrees_with_other_implementations(key: int, buckets: int, bucket: int) -> None:
     assert jump_hash(key, buckets) == bucket
+
+
+def as_in_the_paper(key: int, buckets: int) -> int:
+    bucket, candidate = 0, 0
+    while candidate < buckets:
+        bucket = candidate
+        key = (key * 2862933555777941757 + 1) % 2**64
+        candidate = int((bucket + 1) * (float(1 << 31) / float((key >> 33) + 1)))
+    return bucket
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(1, 70_000))
+@example(0, 70_000)
+@example(2**64 - 1, 70_000)
+@example(2**32 - 1, 70_000)
+@example(2**63, 70_000)
+def test_arithmetic_in_halves_comes_to_the_same(key: int, buckets: int) -> None:
+    assert jump_hash(key, buckets) == as_in_the_paper(key, buckets)
+
+
+@given(st.text(max_size=30), st.integers(1, 300))
+def test_the_shard_is_the_bucket_of_the_hash(topic: str, shards: int) -> None:
+    assert shard_for(topic, shards) == as_in_the_paper(topic_hash(topic), shards)
 
 
 @given(st.integers(0, 2**64 - 1), st.integers(1, 300))
