@@ -11,9 +11,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol, cast
 
+from gateway.api import ApiPort
 from gateway.core import gzip_codec
 from gateway.core.auth import Access, Gatekeeper, check_name
 from gateway.core.caps import InflightPerKey, TotalCaps
+from gateway.core.gzip_codec import MIN_COMPRESSED_BYTES
 from gateway.core.http_errors import error_response, passed_on_error, unexpected_error_response
 from gateway.core.router import Query, Route, Router, parse_query, text_parameter
 from gateway.exchange import JSON, Exchange, Recall, Response, Stream, StreamHead
@@ -86,7 +88,7 @@ Handler = Callable[["Call"], None]
 
 
 class Call:
-    __slots__ = ("_entered", "_query", "answered", "api", "exchange", "key", "name", "route")
+    __slots__ = ("_entered", "_query", "_took_s", "answered", "api", "exchange", "key", "name", "route")
 
     def __init__(self, api: Api, exchange: Exchange, route: Route[Handler]) -> None:
         self.api = api
@@ -96,6 +98,7 @@ class Call:
         self.key: ApiKey | None = None  # None: auth is off, or the route needs none
         self.answered = False
         self._entered = False
+        self._took_s = 0.0  # as told in the answer, if it is
         self._query: Query | None = None
 
     # --- the request ----------------------------------------------------------------------------------
@@ -172,17 +175,19 @@ class Call:
     def succeed(self, status: int, open_body: bytes, timings: Timings | None = None) -> None:
         """Answer with a JSON object that lacks its closing brace."""
         body = open_body + self.performance(timings)
-        if len(body) >= gzip_codec.MIN_COMPRESSED_BYTES and self.wants_gzip():
+        if len(body) >= MIN_COMPRESSED_BYTES and self.wants_gzip():
             headers = (("Content-Encoding", "gzip"), ("Vary", "Accept-Encoding"))
-            self.respond(Response(status, gzip_codec.compress(body), headers=headers))
+            compressed = Response(status, gzip_codec.compress(body), headers=headers)
+            self._took_s = 0.0  # that took its time, too
+            self.respond(compressed)
         else:
             self.respond(Response(status, body))
 
     def performance(self, timings: Timings | None) -> bytes:
         """The end of every successful document, closing brace included."""
-        total_ms = _milliseconds((_clock() - self.exchange.started) * 1000)
+        self._took_s = _clock() - self.exchange.started
         end = self.api.timings_json(timings) if timings else b"}}"
-        return b',"performance":{"server_total_ms":' + total_ms + end
+        return b',"performance":{"server_total_ms":%b%b' % (_milliseconds(self._took_s * 1000), end)
 
     def finish(self, action: Callable[[], None]) -> None:
         """Run what gives the answer in a later turn; if it raises, that is the answer."""
@@ -204,7 +209,8 @@ class Call:
 
     def respond(self, response: Response) -> None:
         self._leave(response.status)
-        took_s = _clock() - self.exchange.started
+        # What was told in it is near enough; to ask for the time again would take as long as the rest here.
+        took_s = self._took_s or _clock() - self.exchange.started
         if response.status >= 500 or took_s >= self.api.slow_s:
             self._note(response, took_s)
         self.exchange.respond(response)
@@ -269,8 +275,8 @@ def _is_json(content_type: str | None) -> bool:
     return content_type is not None and content_type.partition(";")[0].strip().lower() == JSON
 
 
-class Api:
-    """Implements `ApiPort`. Handlers reach everything they share through it."""
+class Api(ApiPort):
+    """Handlers reach everything they share through it."""
 
     def __init__(self, settings: Settings, shards: Shards, *, version: str) -> None:
         # Imported here because the handlers' signatures name `Call`.
@@ -286,7 +292,15 @@ class Api:
         self.request_log = RequestLog(settings.slow_request_ms)
         self.slow_s = self.request_log.slow_s
         self.connections: Callable[[], int] = lambda: 0  # open ones, of both lanes; told by the process
-        self.requests: dict[Route[Handler] | None, dict[int, int]] = {}  # answered, by route and status
+        self._requests: dict[Route[Handler] | None, dict[int, int]] = {}  # answered, by route and status
+        self._counted_route: Route[Handler] | None = (
+            None  # and those of the last kind that are not in there yet
+        )
+        self._counted_status = 0
+        self._counted = 0
+        self._totals_known = False  # of this turn, what follows
+        self._topics = 0
+        self._total_bytes = 0
         self.work = WorkStreams(shards)
         self.router_changes = RouterChanges(shards, max_routers=settings.max_routers)
         self.draining = False
@@ -320,10 +334,30 @@ class Api:
             call.crash()
 
     def count(self, route: Route[Handler] | None, status: int) -> None:
-        counts = self.requests.get(route)
-        if counts is None:
-            counts = self.requests[route] = {}
-        counts[status] = counts.get(status, 0) + 1
+        # Nearly every answer is of the same kind as the one before.
+        if route is not self._counted_route or status != self._counted_status:
+            self._put_counted()
+            self._counted_route, self._counted_status = route, status
+        self._counted += 1
+
+    def _put_counted(self) -> None:
+        if self._counted:
+            counts = self._requests.setdefault(self._counted_route, {})
+            counts[self._counted_status] = counts.get(self._counted_status, 0) + self._counted
+            self._counted = 0
+
+    @property
+    def requests(self) -> dict[Route[Handler] | None, dict[int, int]]:
+        """How many were answered, by route and status."""
+        self._put_counted()
+        return self._requests
+
+    def totals(self) -> tuple[int, int]:
+        """Topics and bytes of all shards, asked for once per turn."""
+        if not self._totals_known:
+            self._topics, self._total_bytes = self.shards.totals()
+            self._totals_known = True
+        return self._topics, self._total_bytes
 
     def timings_json(self, timings: Timings) -> bytes:
         """The end of a document; answers of one turn share their timings, and these are put into words once."""
@@ -332,6 +366,7 @@ class Api:
         return self._words
 
     def flush(self) -> None:
+        self._totals_known = False
         self.shards.flush()
 
     def replace_keys(self, ring: KeyRing) -> None:

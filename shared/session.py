@@ -22,7 +22,6 @@ from shared.limits import LINK_MAX_FRAME_BYTES
 from shared.plain_frames import decode_answers, decode_requests
 from shared.wire import (
     FRAME_HEAD_BYTES,
-    OPS_WITHOUT_CREDIT,
     Answer,
     Draining,
     LinkError,
@@ -239,7 +238,8 @@ class ClientSession(Generic[_W]):
         self._next_id = id_ + 1
         self.unsent_bytes += len(body)
         request = Request(id_, op, topic, body, options)
-        if op in OPS_WITHOUT_CREDIT:
+        if op == Op.PING or op == Op.CANCEL:
+            # Steering messages: they must get through when every credit is taken by the requests they are about.
             self._uncounted.add(id_)
         elif self._queue or self.in_flight >= self._credits:
             assert self.has_room(), "the owner asks has_room"
@@ -310,9 +310,10 @@ class ClientSession(Generic[_W]):
     def settle(self, id_: int) -> _W:
         """The waiter of this answer, once."""
         try:
-            waiter = self._waiters.pop(id_)
+            waiter = self._waiters[id_]
         except KeyError:
             raise LinkError("an answer to no request in flight") from None
+        del self._waiters[id_]  # in two steps, which compiled code does without looking for a method
         if self._uncounted:
             self._uncounted.discard(id_)
         return waiter

@@ -56,9 +56,6 @@ class Op:
     BACKUP_RELEASE: Final = 65
 
 
-# Steering messages: they must get through when every credit is taken by the requests they are about.
-OPS_WITHOUT_CREDIT: Final = frozenset({Op.PING, Op.CANCEL})
-
 STATUS_CANCELLED: Final = 499
 
 FRAME_HEAD_BYTES: Final = 4

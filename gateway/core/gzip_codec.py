@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import zlib
+from typing import Final
 
 from shared.errors import InvalidRequest, PayloadTooLarge, UnsupportedMediaType
 
 _GZIP_WBITS = 31
 _LEVEL = 1  # a read is compressed in the turn that answers it; the higher levels take several times longer
 
-MIN_COMPRESSED_BYTES = 1024
+MIN_COMPRESSED_BYTES: Final = 1024
 """Below this a compressed answer is hardly smaller, and setting up the compressor costs more than sending."""
 
 

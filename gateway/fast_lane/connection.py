@@ -12,7 +12,6 @@ from __future__ import annotations
 import select
 import socket
 import time
-from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from gateway.exchange import Recall, Response, StreamHead
@@ -79,7 +78,7 @@ class Connection:
         self.closed = False
         self.dirty = False  # listed for send_ready at the end of the turn
         self._reader = RequestReader(self, lane.head_parser, lane.body_budget)
-        self._slots: deque[AnswerSlot] = deque()
+        self._slots: list[AnswerSlot] = []  # so few that to take the first one is no work
         self._stream: HttpStream | None = None  # the open stream, if its turn has come
         self._out = Output()
         self._mask = _IN
@@ -240,7 +239,7 @@ class Connection:
                 break
             if self._out.unsent > MAX_UNSENT_BYTES:
                 break
-            slots.popleft()
+            del slots[0]
             body = response.body
             if (
                 not (slot.plain and response.only_body)
@@ -380,7 +379,7 @@ class Connection:
         self._stream = None
         if self.closed:
             return
-        self._slots.popleft()
+        del self._slots[0]
         if self._half_closed:
             self._closing = True
         self._touched = self._lane.now
@@ -409,7 +408,7 @@ class Connection:
     def lose(self) -> None:
         """The client is gone, or must go: drop everything at once."""
         self._close()
-        slots, self._slots = self._slots, deque()
+        slots, self._slots = self._slots, []
         for slot in slots:
             self._lane.guard(slot.lose)
 

@@ -130,10 +130,9 @@ class RequestReader:
         buffer, pos = self._buffer, self._pos
         repeated = self._repeated
         if repeated:
-            body_start = pos + len(repeated)
-            if buffer[pos:body_start] == repeated:
+            if _stands_at(buffer, pos, repeated):
                 assert self._last_head is not None
-                return self._request(self._last_head, body_start)
+                return self._request(self._last_head, pos + len(repeated))
             self._repeated = b""
         last = self._last_head
         if last is not None and last.around is not None:
@@ -166,9 +165,9 @@ class RequestReader:
     def _match_around(self, around: AroundTopic) -> int:
         """Is the next head the last one but for its topic? Then that is noted, and where its body starts returned."""
         buffer, pos = self._buffer, self._pos
-        name_at = pos + len(around.before)
-        if buffer[pos:name_at] != around.before:
+        if not _stands_at(buffer, pos, around.before):
             return 0
+        name_at = pos + len(around.before)
         name_end = topic_name_end(buffer, name_at)
         body_start = name_end + len(around.behind)
         if name_end == name_at or buffer[name_end:body_start] != around.behind:
@@ -315,3 +314,10 @@ class RequestReader:
     def _refuse_tls(self) -> None:
         if self._virgin and self._buffer[self._pos] == _TLS_HANDSHAKE:
             raise bad_request("this port speaks plain HTTP, not TLS: use http:// or put a TLS proxy in front")
+
+
+def _stands_at(buffer: bytes, at: int, part: bytes) -> bool:
+    if at == 0:
+        return buffer.startswith(part)  # without a copy
+    end = at + len(part)
+    return buffer[at:end] == part

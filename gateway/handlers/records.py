@@ -39,7 +39,7 @@ def append(call: Call) -> None:
 
 def write_options(api: Api, key: ApiKey | None, body: bytes) -> Options | None:
     """What a write needs besides its body, wherever it came from. Raises if it may not be tried."""
-    topics, total_bytes = api.shards.totals()
+    topics, total_bytes = api.totals()
     api.caps.check_bytes(total_bytes)
     if key is not None and key.prefixes:
         _check_config_names(key, body)

@@ -46,6 +46,10 @@ class PatientWrites(Generic[_L]):
     def __len__(self) -> int:
         return len(self._waiting)
 
+    def __bool__(self) -> bool:
+        # Asked with every write, and compiled code calls this directly.
+        return len(self._waiting) > 0
+
     def offer(
         self, topic: str, body: bytes, options: Options | None, on_reply: _OnReply[_L], now_s: float
     ) -> bool:

@@ -108,6 +108,7 @@ class ShardLink:
         self._poller: Poller | None = None  # while it runs
         self._version = version
         self._options = options or LinkOptions()
+        self._max_unsent_bytes = self._options.max_unsent_bytes
         self._session: ClientSession[OnReply] = self._new_session(first_id=1)
         self._files = FileTable()
         self._fds: deque[int] = deque()  # arrived, and not named by a notice yet
@@ -155,7 +156,7 @@ class ShardLink:
             on_reply(ShardUnavailable(shard=self.shard, reason=self.reason), None)
             return 0
         # While writes wait for room, those that come later may not take it from them.
-        if not self._has_room(len(body)) or (self._patient and op == Op.APPEND):
+        if not self._has_room(len(body)) or (op == Op.APPEND and self._patient):
             if op != Op.APPEND or not self._patient.offer(
                 topic, body, options, on_reply, trio.current_time()
             ):
@@ -168,8 +169,10 @@ class ShardLink:
 
     def _has_room(self, size: int) -> bool:
         session = self._session
+        if not session.has_room():
+            return False
         pending = session.unsent_bytes + len(self._unsent) + size
-        return session.has_room() and not (session.outstanding and pending > self._options.max_unsent_bytes)
+        return pending <= self._max_unsent_bytes or not session.outstanding
 
     def _throttle(self, on_reply: OnReply) -> None:
         self.throttled += 1

@@ -64,6 +64,7 @@ GROUPS: Final[dict[str, tuple[str, ...]]] = {
         "shared.frame_buffers",
     ),
     "gateway": (
+        "gateway.api",
         "gateway.core.auth",
         "gateway.core.caps",
         "gateway.core.router",

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import trio
 
+from gateway.api import ApiPort
 from gateway.edge import Edge, EdgeOptions, open_listeners
 from gateway.exchange import Exchange, Response
 from gateway.full_lane.app import Register
@@ -25,7 +26,7 @@ QUICK = EdgeOptions(
 
 
 @dataclass
-class EchoApi:
+class EchoApi(ApiPort):
     """Answers at once with what it was asked, or lets a test decide through `on_request`."""
 
     on_request: Callable[[Exchange], None] | None = None
