@@ -310,10 +310,9 @@ class ClientSession(Generic[_W]):
     def settle(self, id_: int) -> _W:
         """The waiter of this answer, once."""
         try:
-            waiter = self._waiters[id_]
+            waiter = self._waiters.pop(id_)
         except KeyError:
             raise LinkError("an answer to no request in flight") from None
-        del self._waiters[id_]  # in two steps, which compiled code does without looking for a method
         if self._uncounted:
             self._uncounted.discard(id_)
         return waiter

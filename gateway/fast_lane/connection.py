@@ -239,7 +239,7 @@ class Connection:
                 break
             if self._out.unsent > MAX_UNSENT_BYTES:
                 break
-            del slots[0]
+            slots.pop(0)
             body = response.body
             if (
                 not (slot.plain and response.only_body)
@@ -379,7 +379,7 @@ class Connection:
         self._stream = None
         if self.closed:
             return
-        del self._slots[0]
+        self._slots.pop(0)
         if self._half_closed:
             self._closing = True
         self._touched = self._lane.now
