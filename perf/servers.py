@@ -28,6 +28,7 @@ _PACKAGES = {
     "nats-server": "nats-server",
     "wrk": "wrk",
     "nginx": "nginx",
+    "perf": "linux-perf",
 }
 
 

@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
+from ops.compiled import layout
 from ops.compiled.hot_modules import GROUPS
 from shared.io.compiled import PACKAGE, SWITCH, source_digest, source_path
 
@@ -28,13 +29,18 @@ follow_untyped_imports = true
 """
 # Run in a process of its own: setuptools and mypyc both take the current directory for their workshop.
 _SETUP: Final = """
+from pathlib import Path
 from mypyc.build import mypycify
+from ops.compiled.layout import FLAGS, arrange
 from setuptools import setup
 groups = {groups!r}
 files = [file for group, _ in groups for file in group]
 modules = mypycify(
     ["--config-file=mypy.ini", *files], separate=groups, opt_level="1", debug_level="0", target_dir="c"
 )
+arrange(Path("c"))
+for module in modules:
+    module.extra_compile_args += FLAGS
 setup(
     name="hot-modules",
     packages=[],
@@ -135,6 +141,7 @@ def _table(directory: Path, sources: dict[str, str | None]) -> str:
     """The module that tells what is in `directory`, and of which sources it was made."""
     files = {file.name.partition(".cpython-")[0]: file.name for file in sorted(directory.glob("*.so"))}
     lines = [f'"""Written by `topicsd compile` for {sys.implementation.cache_tag}."""', ""]
+    lines += [f"LAYOUT = {layout.digest()!r}"]
     for name, table in (("SOURCES", sources), ("FILES", files)):
         lines += [f"{name} = {{", *(f"    {key!r}: {value!r}," for key, value in table.items()), "}"]
     return "\n".join(lines) + "\n"

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ops.compiled.hot_modules import GROUPS
+from ops.compiled.layout import HOT_FUNCTIONS, defined
 from shared.io.compiled import source_path
 
 ROOT = Path(__file__).parents[2]
@@ -82,3 +83,11 @@ def test_no_hot_module_is_loaded_before_compiled_ones_are_looked_for() -> None:
     loaded = set(done.stdout.split())
     assert "shared.names" in loaded
     assert not loaded & {module for group in GROUPS.values() for module in group}
+
+
+def test_every_hot_function_is_there_to_be_compiled() -> None:
+    """A name that no longer means anything is no error to the compiler: its function would quietly lie far away."""
+    names = HOT_FUNCTIONS.read_text().split()
+    assert len(names) > 200
+    gone = set(names) - set(defined())
+    assert not gone, f"run `python -m perf.hot_functions`, or take out: {sorted(gone)}"
