@@ -132,21 +132,30 @@ class PendingAppend(Pending):
 def answer_write(
     request: Request, topic: Topic, first: int, count: int, created: bool, deduped: bool, timings: Timings
 ) -> None:
-    last = first + count - 1
-    first_text = b"%d" % first
-    last_text = first_text if count == 1 else b"%d" % last
-    seqs = b""
-    if request.options is None or request.options.get("seqs") is not False:
-        seqs = b'"seqs":[' + (first_text if count == 1 else seq_list(first, count)) + b"],"
-    body = b'{"topic":"%b","first_seq":%b,"last_seq":%b,%b"head_seq":%b,"count":%b,%b' % (
-        topic.name.encode(),
-        first_text,
-        last_text,
-        seqs,
-        last_text if topic.head == last else b"%d" % topic.head,  # each number is put into words once
-        b"1" if count == 1 else b"%d" % count,
-        _OUTCOMES[2 * created + deduped],
-    )
+    name, outcome = topic.name.encode(), _OUTCOMES[2 * created + deduped]
+    listed = request.options is None or request.options.get("seqs") is not False
+    if count == 1 and listed:
+        # The most frequent one: its seq is put into words once.
+        seq = b"%d" % first
+        body = b'{"topic":"%b","first_seq":%b,"last_seq":%b,"seqs":[%b],"head_seq":%d,"count":1,%b' % (
+            name,
+            seq,
+            seq,
+            seq,
+            topic.head,
+            outcome,
+        )
+    else:
+        seqs = b'"seqs":[%b],' % seq_list(first, count) if listed else b""
+        body = b'{"topic":"%b","first_seq":%d,"last_seq":%d,%b"head_seq":%d,"count":%d,%b' % (
+            name,
+            first,
+            first + count - 1,
+            seqs,
+            topic.head,
+            count,
+            outcome,
+        )
     request.sink.answer(request.id, 201 if created else 200, body, timings)
 
 

@@ -58,7 +58,7 @@ def test_groups_that_nobody_waits_for_have_none() -> None:
 
 
 def test_the_file_reads_as_if_there_were_none_and_is_no_longer() -> None:
-    disk, wal = started(file_bytes=64 * KIB)
+    _, wal = started(file_bytes=64 * KIB)
     for nth in range(20):
         write(wal, 1000 + nth)
     file = wal.files[1]
