@@ -67,6 +67,7 @@ class Committer:
         self._max_waiting_bytes = settings.max_unsynced_bytes
         self._step_lasts_ms = _STEP_LASTS_SYNCS * settings.sync_interval_ms
         self.waiting_bytes = 0  # of gated frames, staged or written
+        self._awaited = False  # is a frame of the group gated?
         self.throttled = 0  # requests that were refused because of them
         self._sync_started = 0.0
         self._sync_ms_per_byte = 0.0  # of late
@@ -230,6 +231,7 @@ class Committer:
             gated = True
         if gated:
             self.waiting_bytes += pending.size
+            self._awaited = True
         pending.gated = gated
         self._group.append(pending)
 
@@ -259,6 +261,9 @@ class Committer:
             except OSError as err:
                 self._fail(group, err)
                 return
+            if self._awaited:
+                self._wal.note_awaited(now_ms)
+        self._awaited = False
         self._raised_from.clear()
         timings: Timings = {"wal_append_ms": (self._clock() - started) * 1000, "fsync_ms": 0}
         done = []
@@ -311,6 +316,7 @@ class Committer:
                 reason="the log could not be written",
                 retry_after_ms=RETRY_AFTER_DEFAULT_MS,
             )
+        self._awaited = False
         # A SYNCED frame or a reservation that was staged with the group is not in the log: stage them anew.
         self._marked = 0
         del self._raised[len(self._raised) - len(self._raised_from) :]
@@ -342,6 +348,11 @@ class Committer:
         if self._waiting:
             return True
         return self._wal.unsynced and now_ms - self.last_sync_ms >= self._settings.sync_interval_ms
+
+    def next_sync_in_ms(self, now_ms: int) -> int:
+        """Until a sync of what nobody waits for is due; a whole interval from one that is just under way."""
+        interval_ms = self._settings.sync_interval_ms
+        return max(1, min(interval_ms, self.last_sync_ms + interval_ms - now_ms))
 
     @property
     def staged(self) -> bool:

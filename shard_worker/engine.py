@@ -120,7 +120,6 @@ class Engine:
         self.arrivals = Arrivals(self)
         self.routers = RouterOps(self)
         self.forwarder = Forwarder(self, self.arrivals)
-        self.on_changed.append(self.forwarder.note)
         for part in (self.queues, self.moves, self.arrivals, self.routers):
             self._handlers |= part.handlers()
 
@@ -175,6 +174,10 @@ class Engine:
 
     def sync_due(self) -> bool:
         return self.commits.sync_due(self.now_ms())
+
+    def next_sync_in_ms(self) -> int:
+        """How long what nobody waits for may go on gathering."""
+        return self.commits.next_sync_in_ms(self.now_ms())
 
     def commit_control(self, pending: PendingControl) -> None:
         """Write one frame of the shard's own."""
@@ -553,9 +556,11 @@ class Engine:
         changed, self.commits.changed = self.commits.changed, set()
         if not changed:
             return
-        changed |= self._rewake
-        self._rewake.clear()
+        if self._rewake:
+            changed |= self._rewake
+            self._rewake.clear()
         for topic in changed:
+            self.forwarder.note(topic)
             for told in self.on_changed:
                 told(topic)
             if topic.queue is not None:

@@ -170,9 +170,10 @@ class Maintenance:
 
     def _is_ripe(self, topic: Topic) -> bool:
         settings, hot = self._engine.settings, topic.hot
-        if not len(hot):
+        oldest = hot.oldest_seq()
+        if not oldest:
             return False
-        records = topic.head - hot.first[hot.start] + 1
+        records = topic.head - oldest + 1
         return records >= settings.segment_max_events or topic.hot_bytes >= settings.segment_max_bytes
 
     def _seal_ripe_in_time(self) -> None:
@@ -199,7 +200,7 @@ class Maintenance:
         for topic in (by_id[topic_id] for topic_id in chosen if topic_id in by_id):
             engine.sweep(topic, now_ms)
             hot = topic.hot
-            if max_age_ms and len(hot) and now_ms - hot.ts[hot.start] >= max_age_ms:
+            if max_age_ms and len(hot) and now_ms - hot.oldest_ts() >= max_age_ms:
                 self.due[topic] = None
         self._seal_ripe_in_time()
         if self.adoption is not None:
@@ -267,7 +268,7 @@ class Maintenance:
                 break
             for topic_id in state.files.pop(number):
                 topic = state.catalog.by_id.get(topic_id)
-                if topic is not None and len(topic.hot) and topic.hot.lsn[topic.hot.start] >> 32 <= oldest:
+                if topic is not None and len(topic.hot) and topic.hot.oldest_lsn() >> 32 <= oldest:
                     self.due[topic] = None
 
     # --- sealing ----------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from shard_worker.core.seq_text import seq_list
 from shard_worker.request import Request, Timings
@@ -20,6 +20,14 @@ if TYPE_CHECKING:
     from shared.control_frames import Control, SegmentsReplaced
     from shared.snapshot_items import SnapTopic
     from shared.wal_format import AppendExtra
+
+
+_OUTCOMES: Final = (
+    b'"created":false,"deduped":false',
+    b'"created":false,"deduped":true',
+    b'"created":true,"deduped":false',
+    b'"created":true,"deduped":true',
+)
 
 
 class Pending(ABC):
@@ -124,28 +132,31 @@ class PendingAppend(Pending):
 def answer_write(
     request: Request, topic: Topic, first: int, count: int, created: bool, deduped: bool, timings: Timings
 ) -> None:
-    first_text = b"%d" % first
-    last_text = first_text if count == 1 else b"%d" % (first + count - 1)
-    seqs = b""
-    if request.options is None or request.options.get("seqs") is not False:
-        listed = first_text if count == 1 else seq_list(first, count)
-        seqs = b'"seqs":[%b],' % listed
-    request.sink.answer(
-        request.id,
-        201 if created else 200,
-        b'{"topic":"%b","first_seq":%b,"last_seq":%b,%b"head_seq":%d,"count":%d,"created":%b,"deduped":%b'
-        % (
-            topic.name.encode(),
-            first_text,
-            last_text,
+    name, outcome = topic.name.encode(), _OUTCOMES[2 * created + deduped]
+    listed = request.options is None or request.options.get("seqs") is not False
+    if count == 1 and listed:
+        # The most frequent one: its seq is put into words once.
+        seq = b"%d" % first
+        body = b'{"topic":"%b","first_seq":%b,"last_seq":%b,"seqs":[%b],"head_seq":%d,"count":1,%b' % (
+            name,
+            seq,
+            seq,
+            seq,
+            topic.head,
+            outcome,
+        )
+    else:
+        seqs = b'"seqs":[%b],' % seq_list(first, count) if listed else b""
+        body = b'{"topic":"%b","first_seq":%d,"last_seq":%d,%b"head_seq":%d,"count":%d,%b' % (
+            name,
+            first,
+            first + count - 1,
             seqs,
             topic.head,
             count,
-            b"true" if created else b"false",
-            b"true" if deduped else b"false",
-        ),
-        timings,
-    )
+            outcome,
+        )
+    request.sink.answer(request.id, 201 if created else 200, body, timings)
 
 
 class PendingControl(Pending):

@@ -53,10 +53,16 @@ THRESHOLDS: Final[tuple[tuple[float, ...], ...]] = (
 
 def level_of(signals: Signals, share: float = 1.0) -> int:
     """The highest level for which a signal has reached `share` of its threshold."""
-    reached = 0
-    for value, thresholds in zip(signals, THRESHOLDS, strict=True):
-        while reached < len(thresholds) and value >= thresholds[reached] * share:
-            reached += 1
+    lag_ms, requests, backlog_bytes, intake = signals
+    reached = _climb(0, lag_ms, THRESHOLDS[0], share)
+    reached = _climb(reached, float(requests), THRESHOLDS[1], share)
+    reached = _climb(reached, float(backlog_bytes), THRESHOLDS[2], share)
+    return _climb(reached, intake, THRESHOLDS[3], share)
+
+
+def _climb(reached: int, value: float, thresholds: tuple[float, ...], share: float) -> int:
+    while reached < len(thresholds) and value >= thresholds[reached] * share:
+        reached += 1
     return reached
 
 

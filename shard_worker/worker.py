@@ -17,6 +17,7 @@ from shard_worker.core.seal_pace import SealPace
 from shard_worker.disk.dir_lock import DirectoryLocked, DirLock
 from shard_worker.disk.recovery import shard_paths
 from shard_worker.serve.turns import TurnLoop
+from shard_worker.serve.wall_clock import wall_ms
 from shard_worker.shard import Shard
 from shared.errors import ColdUnreachable, DataDamage, DiskFault
 from shared.io.bucket_fs import file_system
@@ -101,7 +102,7 @@ def _recover(channel: ChildChannel, boot: Boot, fs: FileSystem, number: int) -> 
         fs,
         boot.settings,
         number,
-        wall_ms=lambda: time.time_ns() // 1_000_000,
+        wall_ms=wall_ms,
         clock=time.perf_counter,
         progress=progress,
         # Tokens of an earlier life must not fit the leases of this one.

@@ -3,7 +3,7 @@
 Past tense, because a frame in the log is a fact. `encode_control` and `decode_control` are inverse.
 """
 
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 
 import msgspec
 
@@ -298,10 +298,15 @@ _MAPPED: dict[int, type[_Mapped]] = {
 }
 
 
+_FOUR_BYTES: Final = 0xFFFFFFFF  # larger numbers have eight in CBOR
+
+
 def encode_control(control: Control) -> bytes:
     """The body of the frame of kind `control.kind`."""
     if isinstance(control, JobsDone):
         return b"\xa2\x64seqs%b\x64dead%b" % (dump_uints(control.seqs), b"\xf5" if control.dead else b"\xf4")
+    if isinstance(control, Synced) and control.lsn > _FOUR_BYTES:
+        return b"\xa1\x63lsn\x1b%b" % control.lsn.to_bytes(8, "big")  # in front of every group behind a sync
     return b"" if isinstance(control, TopicDeleted | FileEnded) else dump_map(control.to_map())
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from librt.strings import BytesWriter
+from librt.strings import BytesWriter, read_i64_be, write_i64_le
 from xxhash import xxh3_64, xxh3_64_digest
 
 from shared.frame import FRAME_MAGIC, FRAME_MAX_BYTES, FRAME_MIN_BYTES, FRAME_VERSION
@@ -41,8 +41,8 @@ def put_head(
 
 def with_checksum(writer: BytesWriter) -> bytes:
     """The frame that is in `writer`, complete."""
-    # A digest is big-endian, as all the world prints it.
-    writer.write(_digest(writer.getvalue())[::-1])
+    # A digest is big-endian, as all the world prints it. Its number stays one of the machine: no object is made of it.
+    write_i64_le(writer, read_i64_be(_digest(writer.getvalue()), 0))
     return writer.getvalue()
 
 

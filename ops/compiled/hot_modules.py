@@ -57,6 +57,7 @@ GROUPS: Final[dict[str, tuple[str, ...]]] = {
         "shard_worker.serve.stitched_reads",
         "shard_worker.serve.sync_thread",
         "shard_worker.serve.turns",
+        "shard_worker.serve.wall_clock",
         "shard_worker.waiting_claims",
         "shared.append_frame",
         "shared.cbor_uints",

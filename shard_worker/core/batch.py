@@ -75,6 +75,24 @@ class Batch:
         )
 
 
+class _Stamps:
+    """The time of records as text. All writes of a turn have the same one: it is put into words once."""
+
+    __slots__ = ("_text", "_ts")
+
+    def __init__(self) -> None:
+        self._ts = -1
+        self._text = b""
+
+    def of(self, ts: int) -> bytes:
+        if ts != self._ts:
+            self._ts, self._text = ts, b',"$ts":%d,"data":' % ts
+        return self._text
+
+
+_stamps: Final = _Stamps()
+
+
 def read_write(body: bytes) -> WriteRequest | PlainWriteRequest:
     """`decode_write`, with the common case in here, where it is compiled."""
     if body.isascii():
@@ -129,9 +147,8 @@ def _check_size(size: int, index: int, settings: Settings) -> None:
 def _encode_plain(records: list[PlainRecordIn], first_seq: int, ts: int) -> Batch:
     count = len(records)
     if count == 1:
-        head = b'{"$seq":%d,"$ts":%d,"data":' % (first_seq, ts)
-        return Batch(1, b"".join((head, records[0].data, b"},")), 0, b"")
-    stamp = b',"$ts":%d,"data":' % ts
+        return Batch(1, b'{"$seq":%d%b%b},' % (first_seq, _stamps.of(ts), bytes(records[0].data)), 0, b"")
+    stamp = _stamps.of(ts)
     parts: list[bytes | msgspec.Raw] = []
     ends = BytesWriter()
     place = end = 0

@@ -188,7 +188,7 @@ class Topic:
         """Are its oldest records stored, and others in memory only, or will be? Replay would not evict what we do."""
         hot = self.hot
         in_memory = bool(self.resident) or self.config.durability == "ephemeral"
-        return in_memory and (bool(self.runs) or (len(hot) > 0 and hot.lsn[hot.start] != IN_MEMORY))
+        return in_memory and (bool(self.runs) or (len(hot) > 0 and hot.oldest_lsn() != IN_MEMORY))
 
     @property
     def earliest(self) -> int:

@@ -83,24 +83,24 @@ def _more(topic: Topic) -> dict[str, object]:
 def _without_residents(topic: Topic) -> tuple[SnapHot, list[Hole], int, int]:
     """The hot index as a later process can use it, and what it will miss: resident batches die with this one."""
     hot = topic.hot
-    columns = (hot.first, hot.lsn, hot.ts, hot.size, hot.live, hot.count, hot.flags)
-    if IN_MEMORY not in hot.lsn[hot.start :]:
-        return SnapHot(*(column[hot.start :] for column in columns)), [], 0, 0
+    columns = hot.columns()
+    first, lsn, ts, sizes, live, count, flags = columns
+    if IN_MEMORY not in lsn:
+        return SnapHot(first, lsn, ts, sizes, live, count, flags), [], 0, 0
     lost: list[Hole] = []
     kept: list[int] = []
     records = size = 0
-    for index in range(hot.start, len(hot.first)):
-        if hot.lsn[index] != IN_MEMORY:
+    for index, begins in enumerate(first):
+        if lsn[index] != IN_MEMORY:
             kept.append(index)
             continue
-        first = hot.first[index]
-        last = first + hot.count[index] - 1
-        records += topic.live_between(first, last)
-        size += hot.live[index]
-        if lost and lost[-1].last == first - 1:
-            lost[-1] = Hole(lost[-1].first, last, REASON_MIXED)
-        elif last >= topic.floor:
-            lost.append(Hole(max(first, topic.floor), last, REASON_MIXED))
+        ends = begins + count[index] - 1
+        records += topic.live_between(begins, ends)
+        size += live[index]
+        if lost and lost[-1].last == begins - 1:
+            lost[-1] = Hole(lost[-1].first, ends, REASON_MIXED)
+        elif ends >= topic.floor:
+            lost.append(Hole(max(begins, topic.floor), ends, REASON_MIXED))
     stored = (array(column.typecode, [column[index] for index in kept]) for column in columns)
     return SnapHot(*stored), lost, records, size
 

@@ -34,6 +34,10 @@ from shared.wire import Request as WireRequest
 _OPEN: Final = LinkState.OPEN  # see shared/session.py: looking at an enum's member is not free
 _HELLO: Final = LinkState.HELLO
 
+# The frames of most turns are shorter; what is longer is taken with a second call. An object of this size is no
+# trouble to the allocator.
+_MOST_FIT_BYTES: Final = 32 << 10
+
 # Shared by all links, as each takes out what came before it is the next one's turn. A fresh object of this size for
 # every call would be mapped and unmapped by the allocator each time.
 _received: Final = memoryview(bytearray(1 << 20))
@@ -71,8 +75,9 @@ class Link:
     def receive(self, topics: int, total_bytes: int) -> list[WireRequest]:
         """The requests that have arrived; raises LinkGone."""
         try:
-            size = self.sock.recv_into(_received)
-            data = bytes(_received[:size])
+            data = self.sock.recv(_MOST_FIT_BYTES)
+            if len(data) == _MOST_FIT_BYTES:
+                data += self._receive_more()
         except BlockingIOError:
             return []
         except OSError as err:
@@ -89,6 +94,13 @@ class Link:
             if not self._session.accepted:
                 raise LinkGone("no protocol version in common")
         return requests
+
+    def _receive_more(self) -> bytes:
+        try:
+            size = self.sock.recv_into(_received)
+        except BlockingIOError:
+            return b""
+        return bytes(_received[:size])  # at the end of the stream nothing; the next call meets that end again
 
     @property
     def takes_files(self) -> bool:
@@ -169,8 +181,19 @@ class Link:
         self._send(self._session.encode(messages), fds)
 
     def _send(self, frame: bytes, fds: list[int]) -> None:
-        self._unsent.append((memoryview(frame), fds))
-        self.unsent_bytes += len(frame)
+        sent = 0
+        if not fds and not self._unsent:
+            # Nearly always: then all of it leaves at once, and there is nothing to keep.
+            try:
+                sent = self.sock.send(frame)
+            except BlockingIOError:
+                pass
+            except OSError as err:
+                raise LinkGone(str(err)) from err
+            if sent == len(frame):
+                return
+        self._unsent.append((memoryview(frame)[sent:], fds))
+        self.unsent_bytes += len(frame) - sent
         self.send_more()
         if self.unsent_bytes > 4 * LINK_UNSENT_MAX_BYTES:
             raise LinkGone("the peer takes nothing any more")

@@ -254,19 +254,21 @@ class TurnLoop:
             self._read_only = reason is not None
             self._log_read_only(None if reason is None else reason.message)
 
-    def _see_to_sync(self) -> None:
-        """At the end of a turn: a sync for those who wait for one, now if nothing is in its way."""
-        commits = self._engine.commits
-        if commits.sync_running or self._stopped or not commits.needs_sync:
-            return
-        pressure = self._pressure
+    def _sync_for_those_who_wait(self) -> None:
+        """Before a turn answers, as the disk is what takes longest: a sync, if nothing is in its way."""
+        commits, pressure = self._engine.commits, self._pressure
         if (
             commits.waiting
-            and not self._backups.held
+            and not (commits.sync_running or self._stopped or self._backups.held)
             and pressure.level < WIDEN
             and not pressure.commit_window_ms
         ):
             self._begin_sync()
+
+    def _note_unsynced(self) -> None:
+        """After a turn has answered: what it has left to be synced is the task's."""
+        commits = self._engine.commits
+        if commits.sync_running or self._stopped or not commits.needs_sync:
             return
         if not self._unsynced.is_set():
             self._unsynced.set()
@@ -276,17 +278,17 @@ class TurnLoop:
     async def _sync_loop(self) -> None:
         """Syncs that are in no hurry: of what nobody waits for, under pressure, after a hold."""
         engine = self._engine
-        interval_s = engine.settings.sync_interval_ms / 1000
         while True:
             await self._unsynced.wait()
-            if not engine.commits.needs_sync:
-                self._unsynced = trio.Event()
-                continue
             if not engine.sync_due():
-                # Only background data is unsynced: let it gather, unless somebody starts to wait for a sync.
+                # Nobody waits for one, or one is under way: more may gather until the next is due, unless somebody
+                # starts to wait for it. Also if there is nothing to sync just now: to wake up for each write that
+                # follows a sync closely would cost more than the write.
                 self._sync_wanted = trio.Event()
-                with trio.move_on_after(interval_s / 4):
+                with trio.move_on_after(engine.next_sync_in_ms() / 1000):
                     await self._sync_wanted.wait()
+                if not engine.commits.needs_sync and not engine.commits.sync_running:
+                    self._unsynced = trio.Event()
                 continue
             if not await self._gather_company():
                 continue
@@ -456,7 +458,7 @@ class TurnLoop:
         if not self._backups.held:
             engine.commit()
             self._pushes.serve()
-        self._see_to_sync()
+        self._sync_for_those_who_wait()
         engine.end_turn()
         for file in self._files.take_retired():
             for link in self._links.values():
@@ -469,6 +471,8 @@ class TurnLoop:
                 self._drop(fd)
                 continue
             self._update_mask(fd, link)
+        # Everything else after the answers: on an idle machine each step finds its code and data in no cache.
+        self._note_unsynced()
         if self._shard.maintenance.due:
             self._work_wanted.set()
         if self._sleep is not None and self._has_more_to_do():

@@ -109,3 +109,19 @@ def test_an_answer_that_waits_behind_a_running_sync_asks_for_the_next_one() -> N
     engine.sync_now()
     assert sink.statuses[3] == 200
     assert not engine.commits.needs_sync
+
+
+def test_a_background_sync_is_due_an_interval_after_the_last_one_whatever_the_clock_does() -> None:
+    time = SteppedTime()
+    time.pass_ms(HOUR_MS)
+    engine = opened(time).engine
+    interval_ms = engine.settings.sync_interval_ms
+    engine.sync_now()
+    assert engine.next_sync_in_ms() == interval_ms
+    time.pass_ms(interval_ms - 10)
+    assert engine.next_sync_in_ms() == 10
+    time.pass_ms(HOUR_MS)
+    assert engine.next_sync_in_ms() == 1, "overdue: soon, and never in the same instant over and over"
+    engine.sync_now()
+    time.wall.advance(-HOUR_MS)
+    assert engine.next_sync_in_ms() == interval_ms, "set back, it is still an interval at most"

@@ -244,6 +244,40 @@ def test_an_answer_gives_its_credit_back_and_a_turn_leaves_as_one_frame(wired: W
     ]
 
 
+@pytest.mark.parametrize("over", [-1, 0, 1, 100_000])
+def test_a_frame_of_any_length_arrives(wired: Wired, over: int) -> None:
+    wired.shake_hands()
+    peer = wired.peer
+    peer.sock.setblocking(True)
+    empty = len(encode_requests([WireRequest(1, Op.APPEND, "t", b"")]))
+    body = b"x" * (link_module._MOST_FIT_BYTES + over - empty)
+    peer.session.submit(Op.APPEND, "t", body, None, "waits")
+    outgoing = peer.session.take_outgoing()
+    assert len(outgoing) == link_module._MOST_FIT_BYTES + over
+    peer.sock.sendall(outgoing)
+    (request,) = wired.link.receive(7, 700)
+    assert request.body == body
+    assert wired.link.receive(7, 700) == []
+
+
+def test_an_answer_that_the_socket_takes_in_parts_arrives_whole_and_in_order(wired: Wired) -> None:
+    wired.shake_hands()
+    ids = wired.asked(2)
+    large, small = b"x" * MiB, b"y"
+    wired.link.answer(ids[0], 200, large)
+    wired.link.flush(7, 700)
+    assert wired.link.blocked and 0 < wired.link.unsent_bytes < MiB
+    wired.link.answer(ids[1], 200, small)
+    wired.link.flush(7, 700)
+    found: list[ServerMessage] = []
+    while wired.link.blocked:
+        found += wired.peer.receive()
+        wired.link.send_more()
+    found += wired.peer.receive()
+    assert [message.body for message in found if isinstance(message, Answer)] == [large, small]
+    assert wired.link.unsent_bytes == 0
+
+
 def test_draining_is_told_once(wired: Wired) -> None:
     wired.shake_hands()
     for _ in range(2):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from shared.cbor_body import dump_map
 from shared.cbor_uints import dump_uints
-from shared.control_frames import JobsDone, encode_control
+from shared.control_frames import JobsDone, Synced, encode_control
 
 
 @given(
@@ -35,3 +35,8 @@ def test_runs_at_the_edges_of_their_width_are_those_of_the_library(first: int, c
 def test_neighbours_out_of_order_are_not_taken_for_a_run(first: int, order: list[int]) -> None:
     values = [first + place for place in order]
     assert b"\xa1\x61v" + dump_uints(tuple(values)) == dump_map({"v": values})
+
+
+@given(st.one_of(st.integers(0, 2**64 - 1), st.sampled_from([2**32 - 1, 2**32, 2**64 - 1])))
+def test_a_frame_that_vouches_for_a_sync_is_byte_for_byte_that_of_the_library(lsn: int) -> None:
+    assert encode_control(Synced(lsn)) == dump_map(Synced(lsn).to_map())
