@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from ops.compiled.hot_modules import GROUPS
+from ops.compiled.image import write_image
 from shared.io.compiled import PACKAGE, SWITCH, source_digest, source_path
 
 _ROOT: Final = Path(__file__).resolve().parents[2]
@@ -96,6 +97,7 @@ def build(jobs: int) -> Path:
     except BaseException:
         shutil.rmtree(target, ignore_errors=True)
         raise
+    write_image(target)
     return target
 
 
