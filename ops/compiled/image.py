@@ -20,7 +20,7 @@ def write_image(directory: Path) -> bool:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     with tempfile.TemporaryDirectory(prefix="start-", dir=directory) as workshop:
         done = subprocess.run(  # noqa: S603 - nothing in it comes from outside
-            [sys.executable, "-P", "-m", "ops.compiled.record_start", workshop],
+            [sys.executable, "-P", "-m", "topicsd.record_start", workshop],
             cwd="/",
             env=environment,
             capture_output=True,

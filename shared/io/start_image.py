@@ -2,7 +2,7 @@
 
 `import` looks for a module in several directories, opens a file for it and checks that, mostly in Python: for the 300
 modules of a start this takes a tenth of its time. Another tenth goes into code that attrs and dataclasses write and
-compile for each class. `topicsd compile` puts all of it together (`ops/compiled/record_start.py`), in parts that are
+compile for each class. `topicsd compile` puts all of it together (`topicsd/record_start.py`), in parts that are
 opened one after the other as a start goes on.
 
 A module is taken from here only if its source has the size and the time of change that it had then, as with any `.pyc`,

@@ -20,10 +20,10 @@ class Point:
     x: int = 1
 WORD = "as recorded"
 """
-# What `ops.compiled.record_start` does with the modules of a server, for a package of the test's own.
+# What `topicsd.record_start` does with the modules of a server, for a package of the test's own.
 RECORD = """
 import sys
-from ops.compiled import record_start as recording
+from topicsd import record_start as recording
 import collections.abc
 def load(): import inside.module
 recording._STEPS = {"all": load}
@@ -107,7 +107,7 @@ def test_generated_code_is_found_by_its_text(places: Path) -> None:
 def test_every_part_of_a_start_is_recorded(tmp_path: Path) -> None:
     run(
         tmp_path,
-        "import runpy; runpy.run_module('ops.compiled.record_start', run_name='__main__')",
+        "import runpy; runpy.run_module('topicsd.record_start', run_name='__main__')",
         str(tmp_path),
     )
     assert all(Path(image_path(str(tmp_path), part)).exists() for part in PARTS)
