@@ -33,11 +33,12 @@ recording.main(sys.argv[1])
 USE = """
 from shared.io.start_image import start_image
 import gc, sys
+usual = gc.get_threshold()
 with start_image("all"):
     import inside.module
 import inside.module as m
 assert m.Point(2) == m.Point(2) and repr(m.Point()) == "Point(x=1)"
-assert gc.isenabled() and not any(type(f).__name__ == "StartImage" for f in sys.meta_path)
+assert gc.get_threshold() == usual and not any(type(f).__name__ == "StartImage" for f in sys.meta_path)
 print(m.WORD, "|", type(m.__loader__).__name__, m.__file__, inside.__path__[0])
 """
 
