@@ -63,13 +63,11 @@ class Ending:
 
 class ChildProcess:
     def __init__(self, spawned: Spawned, boot: Boot) -> None:
-        """Tells a process that has been started what it is to do, if nobody has yet, and looks after it from now on."""
+        """Tells a process that has been started what it is to do, and looks after it from now on."""
         self.pid = spawned.process.pid
         self._process = spawned.process
         self._pidfd = spawned.pidfd
-        rest = spawned.boot_rest
-        if rest is None:
-            rest = send_boot(spawned.control, boot)
+        rest = _send_boot(spawned.control, boot)
         self._control = trio.lowlevel.FdStream(spawned.control.detach())
         self._status = trio.lowlevel.FdStream(spawned.status_fd)
         self._post, self._mail = trio.open_memory_channel[bytes](MAIL_MAX)
@@ -191,7 +189,7 @@ def exit_text(returncode: int) -> str:
     return f"it was killed by {name}"
 
 
-def send_boot(control: socket.socket, boot: Boot) -> bytes:
+def _send_boot(control: socket.socket, boot: Boot) -> bytes:
     """With the descriptors that belong to it, as much as there is room for. Returns the rest of the line."""
     control.setblocking(False)
     line = encode_line(boot)

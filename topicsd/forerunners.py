@@ -1,9 +1,8 @@
 """The first children of the server, started before anybody can tell them what to do.
 
 `topicsd/loader.py` loads their code and forks them while this process loads the rest of its own. They wait for their
-boot line, and if it never comes, because the start is refused after all, for the end of the control socket. It may be
-written before they are there, and then nobody waits for anybody. Nothing depends on them: a child that did not come
-this way is started from scratch (`topicsd/spawn.py`).
+boot line, and if it never comes, because the start is refused after all, for the end of the control socket. Nothing
+depends on them: a child that did not come this way is started from scratch (`topicsd/spawn.py`).
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import ctypes
 import os
 import signal
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final, Self
 
 from topicsd.loader_start import ForkedLoader, Loader
@@ -49,24 +48,14 @@ class AdoptedProcess:
         return self.returncode
 
 
-class _Expected:
-    """One that was asked for."""
-
-    def __init__(self, module: str, ends: Ends) -> None:
-        self.module = module
-        self.ends = ends
-        self.name: str | None = None
-        self.boot_rest: bytes | None = None
-
-
 class Forerunners:
     """Children that were started ahead of time. Ends those that nobody took."""
 
     def __init__(self, loader: Loader | ForkedLoader | None = None) -> None:
         self._loader = loader
-        self._asked_for: list[_Expected] = []
+        self._asked_for: list[tuple[str, Ends]] = []
         self._pids: list[int] = []
-        self._waiting: list[tuple[str, str | None, Spawned]] = []
+        self._waiting: list[tuple[str, Spawned]] = []
 
     @property
     def link(self) -> socket.socket | None:
@@ -82,7 +71,7 @@ class Forerunners:
             for module in modules:
                 with open_ends() as (ours, theirs):
                     socket.send_fds(self._loader.link, [module.encode()], theirs.fds)
-                self._asked_for.append(_Expected(module, ours))
+                self._asked_for.append((module, ours))
         finally:
             self._loader.link.shutdown(socket.SHUT_WR)
 
@@ -98,18 +87,9 @@ class Forerunners:
         else:
             self._take_over(self._loader)
 
-    def boot(self, module: str, name: str, say: Callable[[socket.socket], bytes]) -> None:
-        """Have one that is still on its way find its boot line: `say` sends it, and returns what there is no room for.
-
-        It is `name` then, and taken by that."""
-        for expected in self._asked_for:
-            if expected.module == module and expected.name is None:
-                expected.name, expected.boot_rest = name, say(expected.ends.control)
-                return
-
-    def take(self, module: str, name: str | None = None) -> Spawned | None:
-        for at, (its_module, its_name, spawned) in enumerate(self._waiting):
-            if its_module == module and its_name == name:
+    def take(self, module: str) -> Spawned | None:
+        for at, (name, spawned) in enumerate(self._waiting):
+            if name == module:
                 del self._waiting[at]
                 return spawned
         return None
@@ -127,7 +107,7 @@ class Forerunners:
     def __exit__(self, *_: object) -> None:
         self.give_up()
         while self._waiting:
-            self._waiting.pop()[2].discard()
+            self._waiting.pop()[1].discard()
 
     def _take_over(self, loader: Loader | ForkedLoader) -> None:
         """The loader has ended, so its children are ours now."""
@@ -135,14 +115,11 @@ class Forerunners:
         os.waitpid(loader.pid, 0)
         self._loader = None
         _adopt_orphans(False)
-        for at, expected in enumerate(self._asked_for):
+        for at, (module, ends) in enumerate(self._asked_for):
             try:
-                spawned = Spawned(AdoptedProcess(self._pids[at]), expected.ends)
+                self._waiting.append((module, Spawned(AdoptedProcess(self._pids[at]), ends)))
             except (IndexError, OSError):
-                expected.ends.close()  # one that was forked all the same takes it for the end
-            else:
-                spawned.boot_rest = expected.boot_rest
-                self._waiting.append((expected.module, expected.name, spawned))
+                ends.close()  # one that was forked all the same takes it for the end
         self._asked_for.clear()
 
 

@@ -67,8 +67,6 @@ class Spawned:
         self.pidfd = os.pidfd_open(process.pid)
         self.control = ends.control
         self.status_fd = ends.status_fd
-        self.boot_rest: bytes | None = None
-        """What is left of a boot line that it was sent ahead; None: it has none yet."""
 
     def discard(self) -> None:
         """For one that nobody has spoken to yet."""

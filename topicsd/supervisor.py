@@ -28,7 +28,7 @@ from shared.io.durable_fs import FileSystem
 from shared.io.object_store import open_store as open_archive
 from shared.settings import Settings
 from topicsd.child_keeper import ChildKeeper, Condition, Phase
-from topicsd.child_process import ChildProcess, Silence, send_boot
+from topicsd.child_process import ChildProcess, Silence
 from topicsd.core.pulse import PulseLimits
 from topicsd.core.restart_policy import RestartTimes
 from topicsd.exits import Exit, StartRefused
@@ -124,7 +124,6 @@ class Supervisor:
                 log.info("store.move_stopped", extra={"next": "the next start goes on with it"})
                 return Exit.CLEAN
             await self._open_port(held)
-            self._boot_forerunners()
             await self._await_forerunners()
             async with trio.open_nursery() as nursery:
                 for keeper in (*self._workers, self._gateway):
@@ -221,15 +220,6 @@ class Supervisor:
         log.info("server.listening", extra={"url": url, "inherited": inherited})
         self._announce(url)
 
-    def _boot_forerunners(self) -> None:
-        """As soon as nothing can refuse the start any more, so that each begins when it is loaded."""
-        self._forerunners.boot(
-            self._plan.gateway_module, self._gateway.name, partial(send_boot, boot=self._gateway_boot())
-        )
-        for shard, worker in enumerate(self._workers):
-            boot = self._worker_boot(shard)
-            self._forerunners.boot(self._plan.worker_module, worker.name, partial(send_boot, boot=boot))
-
     async def _await_forerunners(self) -> None:
         with trio.move_on_after(_FORERUNNERS_S):
             while self._forerunners.link is not None:
@@ -260,27 +250,23 @@ class Supervisor:
         )
 
     def _start_worker(self, shard: int) -> ChildProcess:
-        name = self._workers[shard].name
-        return self._start(self._plan.worker_module, name, self._worker_boot(shard))
-
-    def _worker_boot(self, shard: int) -> Boot:
         # Only the gateway checks keys.
         settings = dataclasses.replace(self._settings, api_keys=(), file_api_keys=())
-        boot = self._boot(settings, _WORKER_LINKS_SHARE)
-        return structs.replace(boot, shard=shard, store_id=self._store_id)
-
-    def _gateway_boot(self) -> Boot:
-        listen_fds = tuple(listener.fileno() for listener in self._listeners)
-        return structs.replace(self._boot(self._settings, _GATEWAY_SHARE), listen_fds=listen_fds)
+        boot = structs.replace(
+            self._boot(settings, _WORKER_LINKS_SHARE), shard=shard, store_id=self._store_id
+        )
+        return self._start(self._plan.worker_module, boot)
 
     def _start_gateway(self) -> ChildProcess:
-        process = self._start(self._plan.gateway_module, self._gateway.name, self._gateway_boot())
+        listen_fds = tuple(listener.fileno() for listener in self._listeners)
+        boot = structs.replace(self._boot(self._settings, _GATEWAY_SHARE), listen_fds=listen_fds)
+        process = self._start(self._plan.gateway_module, boot)
         for shard, worker in enumerate(self._workers):
             process.send(shard_event(shard, worker.condition, worker.restarts))
         return process
 
-    def _start(self, module: str, name: str, boot: Boot) -> ChildProcess:
-        return ChildProcess(self._forerunners.take(module, name) or spawn(module, env=self._env), boot)
+    def _start(self, module: str, boot: Boot) -> ChildProcess:
+        return ChildProcess(self._forerunners.take(module) or spawn(module, env=self._env), boot)
 
     def _boot(self, settings: Settings, drain_share: float) -> Boot:
         drain_ms = settings.drain_timeout_ms

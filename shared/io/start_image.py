@@ -67,7 +67,7 @@ class StartImage:
             length = min(length, os.fstat(self._fd).st_size)
             key, modules, generated = marshal.loads(os.read(self._fd, length))  # noqa: S302 - as safe as a .pyc
             self._codes_at = LENGTH_BYTES + length
-        except (OSError, EOFError, ValueError, TypeError):
+        except Exception:  # there is none, or one with damage, which may look like anything
             return
         if key == image_key():
             self._modules, self.generated = modules, generated
@@ -102,11 +102,14 @@ class StartImage:
         return bool(self._modules) and all(map(_is_unchanged, self._modules.values()))
 
     def code_at(self, at: int, length: int) -> CodeType | None:
-        """None: that part is closed."""
+        """None: that part is closed, or damaged there."""
         if self._fd is None:
             return None
-        code: CodeType = marshal.loads(os.pread(self._fd, length, self._codes_at + at))  # noqa: S302
-        return code
+        try:
+            code = marshal.loads(os.pread(self._fd, length, self._codes_at + at))  # noqa: S302
+        except Exception:  # damage may look like anything
+            return None
+        return code if isinstance(code, CodeType) else None
 
     def compile(self, text: str, filename: str, mode: str) -> CodeType:
         """In the place of the built-in function in modules that write code."""

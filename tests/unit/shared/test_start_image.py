@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import marshal
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import CodeType
 
 import pytest
 
 from ops.compiled.image import PARTS
-from shared.io.start_image import PACKAGE, image_path
+from shared.io.start_image import LENGTH_BYTES, PACKAGE, image_path
 
 ROOT = Path(__file__).parents[3]
 MODULE = """
@@ -93,6 +95,44 @@ def test_without_an_image_that_can_be_read_modules_are_imported_as_ever(places: 
     assert run(places, USE) == told(places, "as recorded", "SourceFileLoader")
     Path(image_path(str(places / PACKAGE), "all")).unlink()
     assert run(places, USE) == told(places, "as recorded", "SourceFileLoader")
+
+
+def damage_code(image: Path, module: str, damage: bytes | None) -> bytes:
+    """Behind an index that stays good. Returns what is left in the place of that code; None: the file ends there."""
+    data = image.read_bytes()
+    codes_at = LENGTH_BYTES + int.from_bytes(data[:LENGTH_BYTES], "big")
+    *_, at, length = marshal.loads(data[LENGTH_BYTES:codes_at])[1][module]
+    begin = codes_at + at
+    assert isinstance(marshal.loads(data[begin : begin + length]), CodeType)
+    if damage is None:
+        image.write_bytes(data[:begin])
+    else:
+        image.write_bytes(data[:begin] + damage.ljust(length, b"\0")[:length] + data[begin + length :])
+    return image.read_bytes()[begin : begin + length]
+
+
+@pytest.mark.parametrize(
+    ("damage", "shows_as"),
+    [
+        (None, EOFError),
+        (b"s\xff\xff\xff\x7f", EOFError),
+        (b"\xff" * 64, ValueError),
+        (b"(\1\0\0\0" + b"0", TypeError),
+        (b"T", None),  # can be read, but is no code
+    ],
+    ids=["cut off", "too long", "no such type", "nothing inside", "no code"],
+)
+def test_code_that_is_damaged_is_read_from_its_source(
+    places: Path, damage: bytes | None, shows_as: type[Exception] | None
+) -> None:
+    left = damage_code(Path(image_path(str(places / PACKAGE), "all")), "inside.module", damage)
+    if shows_as is None:
+        assert not isinstance(marshal.loads(left), CodeType)
+    else:
+        with pytest.raises(shows_as):
+            marshal.loads(left)
+    # The index was good, so it was the image that was asked.
+    assert run(places, USE) == told(places, "as recorded", "ImageLoader")
 
 
 def test_generated_code_is_found_by_its_text(places: Path) -> None:

@@ -7,11 +7,9 @@ import errno
 import os
 import select
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -75,7 +73,7 @@ def test_a_forerunner_that_nobody_takes_is_ended_and_one_that_was_taken_is_not()
         assert forerunners.take("another") is None
         left = taken_from(forerunners)
         assert forerunners.take(WAITS) is None
-        forerunners._waiting.append((WAITS, None, left))
+        forerunners._waiting.append((WAITS, left))
     assert gone(left.process.pid) and not gone(taken.process.pid)
     taken.discard()
     assert gone(taken.process.pid) and taken.process.returncode == -signal.SIGKILL
@@ -114,27 +112,6 @@ def test_a_forerunner_whose_boot_line_never_comes_ends_by_itself_and_well() -> N
         assert child.process.wait() == 0
         assert child.process.poll() == 0  # known, however often it is asked
         child.discard()
-
-
-def test_a_boot_line_that_is_sent_ahead_belongs_to_the_one_that_is_taken_by_that_name() -> None:
-    heard: dict[str, socket.socket] = {}
-
-    def say(name: str, control: socket.socket) -> bytes:
-        heard[name] = control
-        return name.encode()
-
-    with Forerunners(Loader(env=env())) as forerunners:
-        forerunners.start([WAITS, WAITS])
-        for name in ("first", "second", "one too many"):
-            forerunners.boot(WAITS, name, partial(say, name))
-        forerunners.boot("another", "stranger", partial(say, "stranger"))
-        assert set(heard) == {"first", "second"}
-        hear_all(forerunners)
-        assert forerunners.take(WAITS) is None  # each has a name now
-        for name in ("second", "first"):
-            child = forerunners.take(WAITS, name)
-            assert child is not None and child.control is heard[name] and child.boot_rest == name.encode()
-            child.discard()
 
 
 def test_without_anybody_asked_for_the_loader_ends() -> None:
