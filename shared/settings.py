@@ -11,7 +11,6 @@ would be right. Nothing is read here: callers pass the mappings in.
 from __future__ import annotations
 
 import dataclasses
-import ipaddress
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -131,6 +130,9 @@ def _parse_key_text(value: object) -> str:
 
 
 def _is_ip(text: str) -> bool:
+    # Of all processes only the supervisor looks at addresses.
+    import ipaddress
+
     try:
         ipaddress.ip_address(text)
     except ValueError:
@@ -140,6 +142,8 @@ def _is_ip(text: str) -> bool:
 
 def is_loopback(host: str) -> bool:
     """True only if sure: any other name might resolve to an address that others can reach."""
+    import ipaddress
+
     return host == "localhost" or (_is_ip(host) and ipaddress.ip_address(host).is_loopback)
 
 

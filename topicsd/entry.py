@@ -10,7 +10,11 @@ import os
 import sys
 from collections.abc import Sequence
 
-from topicsd.loader_start import SECRET_ENV, ForkedLoader, Loader, child_environment, raise_file_limit
+from shared.io.start_image import start_image
+
+TYPE_CHECKING = False  # `typing` itself is loaded later, with everything else
+if TYPE_CHECKING:
+    from topicsd.loader_start import ForkedLoader, Loader
 
 
 def main() -> None:
@@ -27,30 +31,39 @@ def main() -> None:
 
 def _serve_if_plain(words: Sequence[str]) -> None:
     """Returns only if there is more to understand than flags and values."""
-    raise_file_limit()
     # Before anything else: the children have more to load than we do.
     loader = _start_loader()
-    if isinstance(loader, ForkedLoader) and loader.is_copy:
-        loader.run()
-    from topicsd.forerunners import Forerunners
+    with start_image("supervisor"):
+        from topicsd.forerunners import Forerunners
+        from topicsd.serving import run_server
+        from topicsd.settings_in_force import settings_or_exit
 
     with Forerunners(loader) as forerunners:
         given = plain_flags(words)
         if given is not None:
-            from topicsd.serving import run_server
-            from topicsd.settings_in_force import settings_or_exit
-
             config_file = given.pop("config", None)
             sys.exit(run_server(settings_or_exit(config_file, given), loading=forerunners))
 
 
 def _start_loader() -> Loader | ForkedLoader | None:
+    with start_image("all"):
+        from topicsd.loader_start import SECRET_ENV, ForkedLoader, Loader, child_environment, raise_file_limit
+
+        raise_file_limit()
+        has_secrets = any(name in os.environ for name in SECRET_ENV)
+        if not has_secrets:
+            from topicsd.loader import load_what_all_share
+
+            load_what_all_share()
     try:
-        if any(name in os.environ for name in SECRET_ENV):
+        if has_secrets:
             return Loader(env=child_environment(os.environ))
-        return ForkedLoader()
+        loader = ForkedLoader()
     except OSError:
         return None  # every child can be started by itself
+    if loader.is_copy:
+        loader.run()
+    return loader
 
 
 def plain_flags(words: Sequence[str]) -> dict[str, str] | None:

@@ -23,6 +23,7 @@ from contextlib import suppress
 from typing import Final, Never
 
 from shared.io.late_modules import lighten_trio
+from shared.io.start_image import start_image
 
 MESSAGE_MAX_BYTES: Final = 4096
 # What the supervisor needs as well as its children, and nothing that is compiled: it does without.
@@ -40,15 +41,20 @@ def load_what_all_share() -> None:
         importlib.import_module(name)
 
 
-def main() -> Never:
-    """Ends with this process, and in each that it forks with the child."""
-    lighten_trio()
+def load_what_children_share() -> None:
+    load_what_all_share()
     # Not before: the supervisor takes a name from here and has nothing that is compiled.
     from shared.io.compiled import use_compiled
 
     use_compiled()
     for name in COMMON:
         importlib.import_module(name)
+
+
+def main() -> Never:
+    """Ends with this process, and in each that it forks with the child."""
+    with start_image("children"):
+        load_what_children_share()
     with socket.socket(fileno=os.dup(0)) as link:
         while True:
             message, fds, _, _ = socket.recv_fds(link, MESSAGE_MAX_BYTES, 2)
@@ -57,7 +63,8 @@ def main() -> Never:
                 os._exit(0)
             module = message.decode()
             if module in _OF_ONE_KIND:
-                importlib.import_module(_OF_ONE_KIND[module])
+                with start_image("worker"):
+                    importlib.import_module(_OF_ONE_KIND[module])
             control_fd, status_fd = fds
             # What is loaded stays for good: collections need not look at it, and it stays shared between processes.
             gc.freeze()
@@ -102,4 +109,6 @@ def _show_as(argv: list[str]) -> bool:
 
 
 if __name__ == "__main__":
+    with start_image("all"):
+        load_what_all_share()
     main()

@@ -56,10 +56,7 @@ class ForkedLoader:
     """The same, as a copy of this process."""
 
     def __init__(self) -> None:
-        """Returns in both of them. Raises OSError. Nothing may run here yet, no loop and no thread."""
-        from topicsd.loader import load_what_all_share
-
-        load_what_all_share()
+        """Returns in both of them. Raises OSError. What all share is loaded, and nothing runs: no loop, no thread."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # What is loaded stays for good: collections need not look at it, and it stays shared between processes.
         gc.freeze()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from shared.errors import BadSetting
 from shared.io.late_modules import lighten_trio
 from shared.io.logs import set_up_logging
+from shared.io.start_image import start_image
 from shared.settings import Settings, is_loopback
 from topicsd.exits import Exit, StartRefused
 from topicsd.forerunners import Forerunners
@@ -68,9 +69,10 @@ def _supervise(
 ) -> int:
     lighten_trio()
     # Here, because the children load their code at the same time: trio is half of what this process loads.
-    import trio
+    with start_image("supervisor"):
+        import trio
 
-    from topicsd.supervisor import Supervisor
+        from topicsd.supervisor import Supervisor
 
     supervisor = Supervisor(settings, env=env, announce=_announce, plan=plan, forerunners=forerunners)
     return trio.run(supervisor.run)

@@ -18,6 +18,7 @@ from typing import Final
 
 from ops.compiled import layout
 from ops.compiled.hot_modules import GROUPS
+from ops.compiled.image import write_image
 from shared.io.compiled import PACKAGE, SWITCH, source_digest, source_path
 
 _ROOT: Final = Path(__file__).resolve().parents[2]
@@ -102,6 +103,7 @@ def build(jobs: int) -> Path:
     except BaseException:
         shutil.rmtree(target, ignore_errors=True)
         raise
+    write_image(target)
     return target
 
 

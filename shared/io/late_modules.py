@@ -4,14 +4,16 @@
 OpenSSL, which is 5 MB in each process. `load_late` puts a module in their place that becomes the real one when it is
 first asked for anything. (`importlib.util.LazyLoader` would do it at the second import already.) And `ctypes.util` is
 asked where the library of threads is, to give them names: it would run a program, ldconfig, to find what has the same
-name everywhere, and brings several formats of compression with it. What trio has of its own for such things stays away,
-too: `shared/io/light_packages.py`.
+name everywhere, and brings several formats of compression with it. `platform` is asked by two libraries for what is
+known here, and compiles patterns for all other questions; so do `textwrap` and `tokenize`, which nobody asks anything.
+What trio has of its own for such things stays away, too: `shared/io/light_packages.py`.
 """
 
 from __future__ import annotations
 
 import ctypes
 import importlib.util
+import os
 import sys
 import threading
 from functools import partial
@@ -57,7 +59,14 @@ def load_late(*names: str) -> None:
 def lighten_trio() -> None:
     """To be called before trio is imported, and msgspec."""
     lighten_packages()
-    load_late("ssl", "hmac", "ctypes.util")
+    load_late("ssl", "hmac", "ctypes.util", "platform", "textwrap", "tokenize")
+    platform = sys.modules["platform"]
+    if isinstance(platform, _LateModule):
+        # They are those of the module itself, once it is loaded.
+        platform.__dict__["python_implementation"] = lambda: {"cpython": "CPython"}.get(
+            sys.implementation.name, ""
+        )
+        platform.__dict__["system"] = lambda: os.uname().sysname
     util = sys.modules["ctypes.util"]
     if isinstance(util, _LateModule):
         util.__dict__["find_library"] = partial(_find_library, util)

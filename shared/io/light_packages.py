@@ -6,6 +6,7 @@ modules; behind it they are taken out again, and trio gets a `__getattr__` that 
 of hosts that are not ASCII, is used by trio's own functions: for them its stand-in stays, and asks the real one.
 
 msgspec takes from `typing_extensions`, if that is installed, what `typing` has as well. It is 1.3 MB in each process.
+Its own views of types and schemas are only for OpenAPI.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ _PARTS_OF_TRIO = (
     "trio._ssl",
     "trio._subprocess",
 )
+_PARTS_OF_MSGSPEC = ("msgspec._json_schema", "msgspec.inspect", "msgspec.toml", "msgspec.yaml")
 # Where their names are: `trio.lowlevel` has one, too.
-_SHOWN_IN = ("trio", "trio.lowlevel")
+_SHOWN_IN = {"trio": ("trio", "trio.lowlevel"), "msgspec": ("msgspec", "msgspec.json")}
 
 
 def lighten_packages() -> None:
@@ -57,6 +59,19 @@ class _LightLoader(SourceFileLoader):
         return {}
 
     def exec_module(self, module: ModuleType) -> None:
+        package = module.__name__
+        try:
+            self._execute_with_stand_ins(module)
+        except Exception:
+            # One that uses such a part while it is imported: then with all of them.
+            for name in [name for name in sys.modules if name.startswith(f"{package}.")]:
+                del sys.modules[name]
+            super().exec_module(module)
+            return
+        for shown_in in _SHOWN_IN[package]:
+            _import_on_demand(sys.modules[shown_in])
+
+    def _execute_with_stand_ins(self, module: ModuleType) -> None:
         stand_ins = self.stand_ins()
         late = stand_ins.keys() - sys.modules.keys()
         places: dict[str, ModuleType | None] = sys.modules  # type: ignore[assignment]
@@ -70,24 +85,12 @@ class _LightLoader(SourceFileLoader):
 
 class _LightMsgspec(_LightLoader):
     def stand_ins(self) -> Mapping[str, ModuleType | None]:
-        return {"typing_extensions": None}
+        return {"typing_extensions": None, **{name: _StandIn(name) for name in _PARTS_OF_MSGSPEC}}
 
 
 class _LightTrio(_LightLoader):
     def stand_ins(self) -> Mapping[str, ModuleType | None]:
         return {"idna": _Forwarder("idna"), **{name: _StandIn(name) for name in _PARTS_OF_TRIO}}
-
-    def exec_module(self, module: ModuleType) -> None:
-        try:
-            super().exec_module(module)
-        except Exception:
-            # A trio that uses one of these parts while it is imported: then with all of them.
-            for name in [name for name in sys.modules if name.startswith("trio.")]:
-                del sys.modules[name]
-            SourceFileLoader.exec_module(self, module)
-            return
-        for shown_in in _SHOWN_IN:
-            _import_on_demand(sys.modules[shown_in])
 
 
 _LOADERS: Mapping[str, type[_LightLoader]] = {"trio": _LightTrio, "msgspec": _LightMsgspec}
@@ -115,7 +118,8 @@ class _StandIn(ModuleType):
 
 def _import_on_demand(module: ModuleType) -> None:
     names = {name: value.module for name, value in vars(module).items() if isinstance(value, _Name)}
-    for name in names:
+    parts = {name: value.__name__ for name, value in vars(module).items() if isinstance(value, _StandIn)}
+    for name in (*names, *parts):
         delattr(module, name)
     otherwise: Callable[[str], object] | None = vars(module).get("__getattr__")
 
@@ -124,6 +128,8 @@ def _import_on_demand(module: ModuleType) -> None:
             value = getattr(importlib.import_module(names[name]), name)
             setattr(module, name, value)
             return value
+        if name in parts:
+            return importlib.import_module(parts[name])
         if otherwise is not None:
             return otherwise(name)
         raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")

@@ -7,7 +7,8 @@ import time
 
 import click
 
-from ops.compiled.build import CannotCompile, build, up_to_date
+from ops.compiled.build import CannotCompile, build, target_directory, up_to_date
+from ops.compiled.image import image_is_current, write_image
 
 
 @click.command(name="compile")
@@ -21,6 +22,8 @@ def compile_(if_possible: bool, jobs: int) -> None:
     Servers that start afterwards use them. After an upgrade they are ignored until they are compiled again.
     """
     if up_to_date():
+        if not image_is_current(target_directory()):
+            write_image(target_directory())  # of all modules of a start, of which most are not compiled
         click.echo("compiled modules are up to date")
         return
     click.echo("compiling the hot modules (a minute or two, only when they have changed)", err=True)

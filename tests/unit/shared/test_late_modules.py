@@ -28,6 +28,10 @@ assert "shutil" not in sys.modules
         "assert hmac.compare_digest(b'a', b'a') and not hmac.compare_digest(b'a', b'b')",
         "assert hmac.new(b'k', b'm', 'sha256').digest() == hmac.digest(b'k', b'm', 'sha256')",
         "import importlib; importlib.reload(hmac)",
+        "import platform; before = platform.system(); assert platform.machine() and platform.system() == before",
+        "import platform; assert platform.python_implementation() == 'CPython'",
+        "import textwrap; assert textwrap.dedent(' a') == 'a'",
+        "import tokenize; assert tokenize.open(tokenize.__file__).read(1) == '\"'",
         "import http.client; http.client.HTTPSConnection('localhost')",
         "assert not hasattr(ssl, 'nonsense') and type(ssl) is type(sys)",
         # Threads have names all the same, and libraries are found that others look for.

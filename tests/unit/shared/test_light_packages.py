@@ -76,6 +76,21 @@ assert typing_extensions.TypedDict
     assert run(f"{START}\n{use}") == ""
 
 
+@pytest.mark.parametrize(
+    "use",
+    [
+        "assert msgspec.json.schema(int) == {'type': 'integer'} and msgspec.json.schema_components([int])",
+        "assert type(msgspec.inspect.type_info(int)).__name__ == 'IntType'",
+        "import msgspec.inspect; assert msgspec.inspect is sys.modules['msgspec.inspect']",
+        "from msgspec import toml, yaml; assert toml.decode(b'a = 1') == {'a': 1}",
+        "assert not hasattr(msgspec, 'nonsense') and not hasattr(msgspec.json, 'nonsense')",
+    ],
+)
+def test_schemas_and_types_of_msgspec_are_there_when_they_are_used(use: str) -> None:
+    absent = "assert not {'msgspec.inspect', 'msgspec._json_schema', 'msgspec.toml'} & set(sys.modules)"
+    assert run(f"{START}\nimport msgspec\n{absent}\n{use}") == ""
+
+
 def test_a_trio_that_needs_such_a_part_at_once_gets_all_of_them() -> None:
     told = run(
         "import sys; from shared.io import light_packages as light\n"

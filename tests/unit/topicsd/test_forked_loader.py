@@ -101,8 +101,8 @@ def test_where_the_command_line_is_short_a_child_shows_what_fits(
 
 def test_with_a_secret_in_the_environment_nothing_is_forked(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[dict[str, str]] = []
-    monkeypatch.setattr(entry, "ForkedLoader", lambda: pytest.fail("it would have the secret"))
-    monkeypatch.setattr(entry, "Loader", lambda *, env: started.append(env))
+    monkeypatch.setattr(loader_start, "ForkedLoader", lambda: pytest.fail("it would have the secret"))
+    monkeypatch.setattr(loader_start, "Loader", lambda *, env: started.append(env))
     for name in SECRET_ENV:
         monkeypatch.setenv(name, "s3cret")
     entry._start_loader()
