@@ -40,7 +40,10 @@ def main() -> None:
         recorder.terminate()
         recorder.wait(60)
         seen = subprocess.run(
-            ["perf", "script", f"--input={samples}", "--fields=ip,sym"], check=True, capture_output=True, text=True
+            ["perf", "script", f"--input={samples}", "--fields=ip,sym"],
+            check=True,
+            capture_output=True,
+            text=True,
         ).stdout
     counts = Counter(listed(found.group()) for found in map(_OURS.match, seen.split()) if found)
     hot = sorted(name for name in defined() if counts[name] >= _LEAST_SAMPLES)
