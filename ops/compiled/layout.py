@@ -49,9 +49,10 @@ def defined() -> Iterator[str]:
         for node in ast.parse(Path(source_path(module)).read_text()).body:
             if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 yield f"{module}.{node.name}"
-            for inner in node.body if isinstance(node, ast.ClassDef) else ():
-                if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef):
-                    yield f"{module}.{node.name}.{inner.name}"
+            if isinstance(node, ast.ClassDef):
+                for inner in node.body:
+                    if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef):
+                        yield f"{module}.{node.name}.{inner.name}"
 
 
 def arrange(directory: Path) -> None:
