@@ -25,6 +25,9 @@ from shared.frame import (
 Pread = Callable[[int, int], bytes]
 
 CHUNK_BYTES = 1 << 20
+# For what is only looked at once, megabytes of zeros mostly: the next piece takes the place of the last one in memory.
+# Larger ones would each be new memory from the kernel, which costs more than reading into it.
+_GLANCE_BYTES = 1 << 16
 _FILE_END = int(Kind.FILE_END)
 _LSN_AT = 16
 _lsn_bytes = Struct("<Q").pack
@@ -88,7 +91,7 @@ def find_valid_frame(
     start: int,
     end: int,
     lsn_base: int,
-    chunk_bytes: int = CHUNK_BYTES,
+    chunk_bytes: int = _GLANCE_BYTES,
     blank_from: int | None = None,
 ) -> int | None:
     """The offset of the first intact frame at or behind `start`, also of a newer one.
@@ -115,7 +118,7 @@ def find_valid_frame(
     return None
 
 
-def is_blank(pread: Pread, start: int, end: int, chunk_bytes: int = CHUNK_BYTES) -> bool:
+def is_blank(pread: Pread, start: int, end: int, chunk_bytes: int = _GLANCE_BYTES) -> bool:
     """Whether the range holds nothing but zeros."""
     position = start
     zeros = bytes(

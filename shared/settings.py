@@ -278,6 +278,8 @@ def _key_list(group: str, help: str) -> tuple[ApiKey, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
+    """One field for each."""  # without it a dataclass writes its whole signature here whenever it is loaded
+
     host: str = _text(
         _LISTEN,
         "127.0.0.1",

@@ -118,7 +118,7 @@ def _write(path: str, modules: Mapping[str, ModuleType], generated: Generated) -
         stat = os.stat(source)
         code = marshal.dumps(spec.loader.get_code(name))
         is_package = spec.submodule_search_locations is not None
-        entries[name] = (source, stat.st_mtime_ns, stat.st_size, is_package, at, len(code))
+        entries[name] = (source, stat.st_mtime_ns, stat.st_size, spec.cached, is_package, at, len(code))
         codes.append(code)
         at += len(code)
     index = marshal.dumps((image_key(), entries, generated))  # type: ignore[arg-type]  # keys may be tuples

@@ -26,11 +26,12 @@ from types import CodeType, ModuleType
 PACKAGE = "topicsd_compiled"
 """Beside the compiled modules, which the same command makes."""
 
-# Modules that compile what they have written themselves, and the built-in function by which they do.
-GENERATORS: Mapping[str, str] = {"attr._make": "compile", "dataclasses": "exec"}
+# Modules that compile what they have written themselves, and the built-in functions by which they do.
+GENERATORS: Mapping[str, Sequence[str]] = {"attr._make": ("compile", "hash"), "dataclasses": ("exec",)}
 
-# Of a module, by its name: its source, when that was changed, its size, is it a package, where its code is, how long.
-Entry = tuple[str, int, int, bool, int, int]
+# Of a module, by its name: its source, when that was changed, its size, the place of its `.pyc`, is it a package, where
+# its code is, how long.
+Entry = tuple[str, int, int, str | None, bool, int, int]
 # By text and file name, which is an invented one.
 Generated = dict[tuple[str, str], CodeType]
 # A file begins with the length of its index. Behind that comes the code of modules, one after the other.
@@ -84,7 +85,7 @@ class StartImage:
         entry = self._modules.get(fullname)
         if entry is None:
             return None
-        file, _, _, is_package, at, length = entry
+        file, _, _, cached, is_package, at, length = entry
         directory = os.path.dirname(file)
         if path is not None and (os.path.dirname(directory) if is_package else directory) not in path:
             return None  # in a package that has come from somewhere else
@@ -93,6 +94,7 @@ class StartImage:
         loader = ImageLoader(fullname, file, self, (at, length))
         spec = ModuleSpec(fullname, loader, origin=file, is_package=is_package)
         spec.has_location = True
+        spec.cached = cached  # else it would be put together from the name of the source, for each module
         if is_package:
             spec.submodule_search_locations = [directory]
         return spec
@@ -114,6 +116,14 @@ class StartImage:
     def compile(self, text: str, filename: str, mode: str) -> CodeType:
         """In the place of the built-in function in modules that write code."""
         return self.generated.pop((text, filename), None) or builtins.compile(text, filename, mode)
+
+    def hash(self, value: object) -> int:
+        """In the same way: attrs writes the number of a name into the text, where it tells classes apart.
+
+        The usual one is another in every process, and the text would never be the same."""
+        if type(value) is not str:
+            return builtins.hash(value)
+        return int.from_bytes(value.encode(), "big") % sys.hash_info.modulus
 
     def exec(self, text: str, names: dict[str, object], local_names: dict[str, object]) -> None:
         """In the same way."""
@@ -141,8 +151,7 @@ class ImageLoader(SourceFileLoader):
         return super().get_code(fullname) if code is None else code
 
     def exec_module(self, module: ModuleType) -> None:
-        builtin = GENERATORS.get(module.__name__)
-        if builtin is not None:
+        for builtin in GENERATORS.get(module.__name__, ()):
             module.__dict__[builtin] = getattr(self._image, builtin)
         super().exec_module(module)
 

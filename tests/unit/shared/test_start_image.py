@@ -20,6 +20,13 @@ from dataclasses import dataclass
 @dataclass
 class Point:
     x: int = 1
+import attrs
+@attrs.frozen
+class Place:
+    name: str
+@attrs.frozen
+class Person:
+    name: str
 WORD = "as recorded"
 """
 # What `topicsd.record_start` does with the modules of a server, for a package of the test's own.
@@ -62,7 +69,7 @@ def run(site: Path, code: str, *words: str, more: str = "", optimize: str = "") 
     path = os.pathsep.join(filter(None, [str(site), str(ROOT), more]))
     done = subprocess.run(
         [sys.executable, "-P", "-c", code, *words],
-        env={**os.environ, "PYTHONPATH": path, "PYTHONOPTIMIZE": optimize},
+        env={**os.environ, "PYTHONPATH": path, "PYTHONOPTIMIZE": optimize, "PYTHONHASHSEED": "random"},
         capture_output=True,
         text=True,
     )
@@ -143,6 +150,18 @@ def test_generated_code_is_found_by_its_text(places: Path) -> None:
         "from dataclasses import make_dataclass; print(make_dataclass('Other', ['y'])(3).y)"
     )
     assert run(places, use).split() == ["True", "True", "3"]
+
+
+def test_generated_code_with_a_hash_in_it_is_found_in_another_process(places: Path) -> None:
+    """attrs writes the hash of a name into `__hash__`, and hashes of text are others in every process."""
+    use = (
+        "from shared.io.start_image import start_image, _image\n"
+        "def left(): return sum('hash' in text and 'inside' in name for text, name in _image.generated)\n"
+        "with start_image('all'):\n"
+        "    print(left()); import inside.module as m; print(left())\n"
+        "print(hash(m.Place('a')) == hash(m.Place('a')), hash(m.Place('a')) == hash(m.Person('a')))"
+    )
+    assert run(places, use).split() == ["2", "0", "True", "False"]
 
 
 def test_every_part_of_a_start_is_recorded(tmp_path: Path) -> None:
