@@ -1,8 +1,8 @@
 """Where compiled code lies: what requests run through stands together, what only errors run through stands apart.
 
-A server that has slept finds nothing of itself in the processor's caches, and what a lone request takes is for the
-most part the time to load code. mypyc puts the ways out of every possible error between the steps of a function, and
-functions in the order of their sources: the 50 kB that a request needs are strewn over megabytes.
+After a pause a lone request takes several times as long as one that follows another closely, and the less its code is
+scattered, the less so (docs/decisions/0020). mypyc puts the ways out of every possible error between the steps of a
+function, and functions in the order of their sources: what a request needs is strewn over megabytes.
 
 The compiler is told about both by attributes, at the end of the header that declares all functions of a group: `cold`
 for what is called on the way out of an error, so that whatever leads there is moved away; `hot` for the functions in
