@@ -129,14 +129,16 @@ class FastLane:
 
     # --- turns and time -----------------------------------------------------------------------------
 
-    def _settle(self) -> None:
-        """The end of a turn: requests go to the shards first, so that they work while we send."""
+    def _settle(self) -> int:
+        """The end of a turn: requests go to the shards first, so that they work while we send. Returns to how many."""
         self.turns.in_turn = True
+        sent = 0
         self.heads.set_second(int(time.time()))
         try:
             self._api.flush()
             while self._dirty or self._resumable:
                 dirty, self._dirty = self._dirty, []
+                sent += len(dirty)
                 for connection in dirty:
                     connection.dirty = False
                     try:
@@ -152,6 +154,7 @@ class FastLane:
         finally:
             self.turns.in_turn = False
             self._close_sockets()
+        return sent
 
     def _close_sockets(self) -> None:
         while self._closable:

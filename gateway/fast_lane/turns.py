@@ -25,8 +25,9 @@ _clock: Final = time.perf_counter
 class TurnLoop:
     """Register descriptors from anywhere in the process; handlers must not block."""
 
-    def __init__(self, end_of_turn: Callable[[], None], contain: Callable[[int], bool]) -> None:
-        """`contain` ends what a failed handler was about, and says False if it does not know it."""
+    def __init__(self, end_of_turn: Callable[[], int], contain: Callable[[int], bool]) -> None:
+        """`end_of_turn` returns how many it has sent something to. `contain` ends what a failed handler was about, and
+        says False if it does not know it."""
         self._epoll = select.epoll()
         self._handlers: dict[int, Callable[[int], None]] = {}
         self._end_of_turn = end_of_turn
@@ -61,19 +62,20 @@ class TurnLoop:
             assert self._failure is not None
             raise self._failure
 
-    def _serve(self, events: list[tuple[int, int]], rested: bool) -> None:
+    def _serve(self, events: list[tuple[int, int]], rested: bool) -> int:
         if self._failure is not None:
-            return
+            return 0
         try:
-            self._turn(events)
+            return self._turn(events)
         except Exception as err:
             self._failure = err  # raised by the task that runs us
             self._failed.set()
+            return 0
 
     def close(self) -> None:
         self._epoll.close()
 
-    def _turn(self, events: list[tuple[int, int]]) -> None:
+    def _turn(self, events: list[tuple[int, int]]) -> int:
         self.now = _clock()
         self.in_turn = True
         handlers = self._handlers
@@ -89,6 +91,6 @@ class TurnLoop:
                     log.exception("edge.handler_failed", extra={"fd": fd})
                     if not self._contain(fd):
                         raise
-            self._end_of_turn()
+            return max(len(events), self._end_of_turn())
         finally:
             self.in_turn = False

@@ -166,19 +166,20 @@ class Link:
         if self._session.state is _OPEN:
             self._messages.append(Draining())
 
-    def flush(self, topics: int, total_bytes: int) -> None:
-        """Send the turn's messages as one frame; raises LinkGone."""
+    def flush(self, topics: int, total_bytes: int) -> int:
+        """Send the turn's messages as one frame; raises LinkGone. Returns how many they are."""
         if self._session.state is _HELLO:
-            return
+            return 0
         if (topics, total_bytes) != self._stats and (self._messages or topics != self._stats[0]):
             self._stats = (topics, total_bytes)
             self._messages.insert(0, Stats(topics, total_bytes))
         if not self._messages:
-            return
+            return 0
         messages, self._messages = self._messages, []
         self._turn_bytes = 0
         fds, self._fds = self._fds, []
         self._send(self._session.encode(messages), fds)
+        return len(messages)
 
     def _send(self, frame: bytes, fds: list[int]) -> None:
         sent = 0

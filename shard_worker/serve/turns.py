@@ -111,6 +111,7 @@ class TurnLoop:
         self._sleep: trio.CancelScope | None = None  # of the task that does what does not arrive
         self._sleeps_until_ms = _NEVER
         self._failure: BaseException | None = None
+        self._served = 0  # requests and answers of this turn
         self._draining = False
         self._stopped = False
 
@@ -141,10 +142,10 @@ class TurnLoop:
             await self._turns()
             nursery.cancel_scope.cancel()
 
-    def _serve(self, events: list[tuple[int, int]], rested: bool) -> None:
+    def _serve(self, events: list[tuple[int, int]], rested: bool) -> int:
         """Something has arrived."""
         if self._failure is not None:
-            return
+            return 0
         if rested:
             self._lag.idle(_clock())
         try:
@@ -156,6 +157,7 @@ class TurnLoop:
             self._failure = err  # raised by the task below
             if self._sleep is not None:
                 self._sleep.cancel()
+        return self._served
 
     async def _turns(self) -> None:
         """Everything but arrivals."""
@@ -357,6 +359,7 @@ class TurnLoop:
 
     def _turn(self, events: list[tuple[int, int]], deferred: list[Link]) -> None:
         self._engine.begin_turn()
+        self._served = 0
         for link in deferred:
             self._serve_deferred(link)
         for fd, mask in events:
@@ -381,6 +384,7 @@ class TurnLoop:
     def _take(self, link: Link) -> None:
         topics, total_bytes = self._totals()
         requests = link.receive(topics, total_bytes)
+        self._served += len(requests)
         if link.deferred or not self._may_serve(link):
             link.deferred.extend(requests)
             self._serve_deferred(link)
@@ -466,7 +470,7 @@ class TurnLoop:
         topics, total_bytes = self._totals()
         for fd, link in list(self._links.items()):
             try:
-                link.flush(topics, total_bytes)
+                self._served += link.flush(topics, total_bytes)
             except LinkGone:
                 self._drop(fd)
                 continue

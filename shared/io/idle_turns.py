@@ -6,10 +6,10 @@ ready. If a task waited for that set, every turn would pay for trio's wait and f
 and is about to sleep, we sleep for it, on a set that holds our sockets and trio's own set, and serve turns for as long
 as they give trio nothing to do. As soon as one does, or trio's sockets, threads, signals or deadlines call, it goes on.
 
-A process that sleeps is woken in some 30 µs, half of what a lone request takes on its whole way. So where one event
-has followed the other within SPIN_S, and so few that nobody is busy, the next one is awaited awake, for as long; the
-processor goes to whoever wants it meanwhile (`sched_yield`). One that does not come in time ends that, until two
-follow each other closely again: who is asked now and then sleeps in between.
+A process that sleeps is woken in some 30 µs, half of what a lone request takes on its whole way. So where a few events
+in a row have followed each other within SPIN_S, and each brought so little that nobody is busy, the next one is awaited
+awake, for as long; the processor goes to whoever wants it meanwhile (`sched_yield`). One that does not come in time
+ends that, and so does one that brings much: then the processor has better things to do.
 
 An instrument is trio's public way to be called before it sleeps. Its set and its queue of runnable tasks are not
 public: this is the only file that touches them, and where a trio has none (another platform) a task waits in the
@@ -30,12 +30,14 @@ from trio._core import _run
 
 _MAX_EVENTS: Final = 1024
 SPIN_S: Final = 0.0002
-_FEW_EVENTS: Final = 8
+_FEW: Final = 8  # requests and answers
+_CLOSE_TURNS: Final = 4  # in a row, each with no more than that
+_REST_S: Final = 0.00002  # more than a look at the set takes that finds something
 _clock: Final = time.monotonic
 
-Serve = Callable[[list[tuple[int, int]], bool], None]
+Serve = Callable[[list[tuple[int, int]], bool], int]
 """Takes what is ready, as `epoll.poll` tells it, and whether there was nothing to serve for a while since the last
-call. Must neither block nor raise."""
+call. Returns how many requests and answers that was. Must neither block nor raise."""
 
 
 Events = list[tuple[int, int]]
@@ -49,22 +51,39 @@ class Vigil:
     ) -> None:
         self._poll = poll
         self._clock = clock
+        self._close = 0  # turns in a row that followed each other closely, with little to do in each
         self.awake = False  # is the next event worth staying awake for?
+        self.rested = True  # was there nothing to do for a while, before the last events?
 
     def wait(self, timeout: float) -> Events:
         poll, clock = self._poll, self._clock
         started = clock()
-        ends_at = started + (SPIN_S if timeout > SPIN_S else timeout)
-        while self.awake:
-            os.sched_yield()
-            events = poll(0, _MAX_EVENTS)
-            if events:
-                self.awake = len(events) <= _FEW_EVENTS
-                return events
-            self.awake = clock() < ends_at
-        events = poll(timeout, _MAX_EVENTS)
-        self.awake = 0 < len(events) <= _FEW_EVENTS and clock() - started < SPIN_S
+        if self.awake:
+            ends_at = started + min(SPIN_S, timeout)
+            while True:
+                events = poll(0, _MAX_EVENTS)
+                if events:
+                    self.rested = clock() - started > _REST_S
+                    return events
+                if clock() >= ends_at:
+                    break
+                os.sched_yield()
+        # There is no look first whether something is there: a call more for everybody who waits for an answer.
+        events = poll(max(0.0, timeout - (clock() - started)), _MAX_EVENTS)
+        waited = clock() - started
+        self.rested = waited > _REST_S
+        if waited >= SPIN_S:
+            self._close = 0
+        self.awake = self._close >= _CLOSE_TURNS
         return events
+
+    def served(self, count: int) -> None:
+        """So much came with the last events. Who is busy has nothing to win, and others want the processor."""
+        if count > _FEW:
+            self._close = 0
+            self.awake = False
+        else:
+            self._close += 1
 
 
 class IdleTurns:
@@ -75,24 +94,19 @@ class IdleTurns:
         self._runnable = runner.runq
         self._force_wakeup: Callable[[], None] = runner.io_manager.force_wakeup
         self._trio_fd: int = runner.io_manager._epoll.fileno()
-        self._rested = True
-        self._poll = epoll.poll
         self._vigil = Vigil(epoll.poll)
         self._serve = serve
         epoll.register(self._trio_fd, select.EPOLLIN)
 
     def before_io_wait(self, timeout: float) -> None:
         """trio would now sleep for so many seconds."""
-        poll, serve, runnable, trio_fd = self._poll, self._serve, self._runnable, self._trio_fd
+        serve, vigil, runnable, trio_fd = self._serve, self._vigil, self._runnable, self._trio_fd
         clock = _clock
         ends_at = clock() + timeout
         left = timeout
         quiet = True
         while True:
-            events = poll(0, _MAX_EVENTS)
-            if not events and left > 0:
-                self._rested = True
-                events = self._vigil.wait(left)
+            events = vigil.wait(left)
             called = False
             for place, (fd, _) in enumerate(events):
                 if fd == trio_fd:
@@ -101,8 +115,7 @@ class IdleTurns:
                     break
             if events:
                 quiet = False
-                rested, self._rested = self._rested, False
-                serve(events, rested)
+                vigil.served(serve(events, vigil.rested))
             left = ends_at - clock()
             if called or runnable or left <= 0:
                 break

@@ -162,7 +162,11 @@ async def running_pool(
         failed.append(fd)
         return True
 
-    turns = TurnLoop(pool.flush, handler_failed)
+    def end_of_turn() -> int:
+        pool.flush()
+        return 0
+
+    turns = TurnLoop(end_of_turn, handler_failed)
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(turns.run)

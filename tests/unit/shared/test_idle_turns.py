@@ -28,10 +28,11 @@ class Served:
         self.got: list[bytes] = []
         self.told = trio.Event()
 
-    def serve(self, events: list[tuple[int, int]], rested: bool) -> None:
+    def serve(self, events: list[tuple[int, int]], rested: bool) -> int:
         assert [fd for fd, _ in events] == [self.ours.fileno()], "trio's own set is not the caller's business"
         self.got.append(self.ours.recv(100))
         self.told.set()
+        return len(events)
 
     async def hears(self, count: int) -> None:
         while len(self.got) < count:
@@ -119,11 +120,10 @@ async def test_afterwards_the_set_is_left_alone(served: Served) -> None:
 class Arrivals:
     """A poll that finds something at given times, and a clock that moves by a step with every look."""
 
-    def __init__(self, *at: float, each: int = 1) -> None:
+    def __init__(self, *at: float) -> None:
         self.now = 0.0
         self.slept = 0
         self._at = list(at)
-        self._each = each
 
     def clock(self) -> float:
         return self.now
@@ -135,20 +135,29 @@ class Arrivals:
             self.now = max(self.now, min(self._at[0] if self._at else self.now + timeout, self.now + timeout))
         if self._at and self._at[0] <= self.now:
             del self._at[0]
-            return [(fd, select.EPOLLIN) for fd in range(self._each)]
+            return [(1, select.EPOLLIN)]
         return []
+
+
+def calm_vigil(arrivals: Arrivals) -> Vigil:
+    vigil = Vigil(arrivals.poll, arrivals.clock)
+    for _ in range(4):
+        vigil.served(1)
+    return vigil
 
 
 async def test_events_that_follow_each_other_closely_are_awaited_awake() -> None:
     arrivals = Arrivals(*(SPIN_S * n / 2 for n in range(1, 11)))
-    vigil = Vigil(arrivals.poll, arrivals.clock)
-    assert all(vigil.wait(1.0) for _ in range(10))
+    vigil = calm_vigil(arrivals)
+    for _ in range(10):
+        assert vigil.wait(1.0)
+        vigil.served(8)
     assert arrivals.slept == 1, "only the first one was slept for"
 
 
 async def test_one_that_does_not_come_ends_the_vigil() -> None:
     arrivals = Arrivals(SPIN_S / 2, 10 * SPIN_S, 20 * SPIN_S)
-    vigil = Vigil(arrivals.poll, arrivals.clock)
+    vigil = calm_vigil(arrivals)
     vigil.wait(1.0)
     assert vigil.awake
     assert vigil.wait(1.0) and arrivals.slept == 2 and not vigil.awake
@@ -164,7 +173,28 @@ async def test_no_vigil_is_longer_than_the_wait(served: Served) -> None:
 
 
 async def test_who_is_busy_does_not_stay_awake() -> None:
-    arrivals = Arrivals(*(SPIN_S * n / 2 for n in range(1, 5)), each=9)
+    arrivals = Arrivals(*(SPIN_S * n / 2 for n in range(1, 11)))
+    vigil = calm_vigil(arrivals)
+    for count in (9, 1, 1, 1, 9, 1, 1, 1, 9, 1):
+        assert vigil.wait(1.0)
+        vigil.served(count)
+        assert not vigil.awake, "a few between many are no sign that it is calm"
+    assert arrivals.slept == 10
+
+
+async def test_after_some_turns_with_few_it_is_calm_again() -> None:
+    arrivals = Arrivals(*(SPIN_S * n / 2 for n in range(1, 11)))
     vigil = Vigil(arrivals.poll, arrivals.clock)
-    assert all(vigil.wait(1.0) and not vigil.awake for _ in range(4))
-    assert arrivals.slept == 4
+    awake = []
+    for _ in range(10):
+        vigil.wait(1.0)
+        awake.append(vigil.awake)
+        vigil.served(1)
+    assert awake == [False] * 4 + [True] * 6
+
+
+async def test_a_rest_is_told_from_what_was_there_already() -> None:
+    arrivals = Arrivals(0.0, 10 * SPIN_S)
+    vigil = Vigil(arrivals.poll, arrivals.clock)
+    assert vigil.wait(1.0) and not vigil.rested
+    assert vigil.wait(1.0) and vigil.rested
