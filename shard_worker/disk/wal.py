@@ -108,6 +108,8 @@ class Wal:
         self._directory_dirty = False
         self._blank_upto = 0  # in file _blank_file: up to there space behind the end was written as zeros
         self._blank_file = 0
+        self._newest = b""  # what was written last, if it is little: who waits for news asks for just that
+        self._newest_at = 0  # its lsn
         self._awaited_ms = 0  # when somebody last waited for the sync of a group
         self.synced = 0  # everything below this lsn is on disk for good
         self.counters = WalCounters()
@@ -232,6 +234,8 @@ class Wal:
                 if len(buffers) > 1 and sum(map(len, buffers)) < _JOINED_BYTES:
                     buffers = [b"".join(buffers)]
                 self.counters.bytes += file.pwritev(buffers, part.offset)
+            if len(buffers) == 1 and len(buffers[0]) < _JOINED_BYTES:
+                self._newest, self._newest_at = buffers[0], lsn_of(part.file_no, part.offset)
         except OSError:
             self._undo(parts[0], created)
             raise
@@ -305,6 +309,9 @@ class Wal:
     # --- reading and trimming ---------------------------------------------------------------------------
 
     def read(self, lsn: int, length: int) -> bytes:
+        at = lsn - self._newest_at
+        if at >= 0 and at + length <= len(self._newest):
+            return self._newest[at : at + length]
         file = self.files.get(lsn >> LSN_OFFSET_BITS)
         if file is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.path_of(lsn))
