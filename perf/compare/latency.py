@@ -120,11 +120,12 @@ def tail_ours(server: Server, count: int) -> Sample:
 
 def tail_http(server: Server, topic: str, count: int) -> Sample:
     """On a topic that has no records yet."""
+    append = http_request(topic, _RECORD)
     return _tail(
         server,
         lambda number: http_request(f"{topic}/diff", b'{"from_seq":%d,"wait_ms":20000}' % number),
         _http_complete,
-        lambda number: http_request(topic, _RECORD),
+        lambda number: append,
         _http_complete,
         count,
     )

@@ -155,6 +155,7 @@ class Arena:
 
     def latencies(self) -> list[Contest]:
         one, two = self._gateway(), self._gateway("--behind")
+        logging = self._gateway("--behind", "--log", str(self._directory / "log-alone"), "--decode")
         rival, calls, many = self._redis, self._calls, 20 * self._calls
         busy = [
             _with_cpu(server, lambda server=server: latency.append_ours(server, many, 0.0), calls=many)  # type: ignore[misc]
@@ -170,6 +171,7 @@ class Arena:
                 {
                     "one process": lambda: latency.append_ours(one, calls),
                     "two processes": lambda: latency.append_ours(two, calls),
+                    "two processes, log": lambda: latency.append_ours(logging, calls),
                     REDIS: lambda: latency.append_redis(rival, calls),
                 },
                 lower_is_better=True,
