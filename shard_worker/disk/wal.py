@@ -234,6 +234,7 @@ class Wal:
                 if len(buffers) > 1 and sum(map(len, buffers)) < _JOINED_BYTES:
                     buffers = [b"".join(buffers)]
                 self.counters.bytes += file.pwritev(buffers, part.offset)
+            # Only now: where a group failed, the next one takes its place, and its lsns.
             if len(buffers) == 1 and len(buffers[0]) < _JOINED_BYTES:
                 self._newest, self._newest_at = buffers[0], lsn_of(part.file_no, part.offset)
         except OSError:

@@ -104,6 +104,7 @@ async def test_tests_can_wait_until_nothing_happens(served: Served) -> None:
         nursery.start_soon(serve_epoll, served.epoll, served.serve)
         with trio.fail_after(5):
             await trio.testing.wait_all_tasks_blocked(0.01)
+        assert served.got == []
         nursery.cancel_scope.cancel()
 
 
